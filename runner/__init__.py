@@ -1,0 +1,1 @@
+"""The composition root: job specs, the command line, live progress, the in-process run."""

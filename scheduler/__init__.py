@@ -1,0 +1,1 @@
+"""The job level: Parquet to chunks to dispatch; leases, reaping, retry, cancel, resume, finalising."""

@@ -1,0 +1,1 @@
+"""The SQL store: records, tables, migrations, statements, views, export."""

@@ -1,0 +1,186 @@
+"""The records that flow between the packages: frozen, free of torch, Celery and SQLAlchemy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+
+class JobState(StrEnum):
+    VALIDATING = "validating"
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
+
+
+class ChunkState(StrEnum):
+    PENDING = "pending"
+    """Waits for dispatch."""
+    DISPATCHED = "dispatched"
+    """A message with its epoch is (or was) on the broker."""
+    RUNNING = "running"
+    """Claimed: a worker holds the lease."""
+    DONE = "done"
+    """Every (row, sample) of it has a recorded result or error."""
+    CANCELLED = "cancelled"
+
+
+class RowStatus(StrEnum):
+    OK = "ok"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """Which files are read and which columns mean what. Exactly one of the two text columns is set."""
+
+    paths: tuple[str, ...]
+    prompt_column: str | None = None
+    messages_column: str | None = None
+    id_column: str | None = None
+    sampling_column: str | None = None
+    """Per-row sampling parameters: a struct, a map or a JSON string; None: the column `sampling_params` if there is one."""
+    limit: int | None = None
+    """Only the first `limit` rows of the dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One Parquet file as it was at submission; resuming against anything else is refused."""
+
+    index: int
+    path: str
+    size: int
+    modified: str
+    """mtime in nanoseconds, or the etag of an object store."""
+    schema: str
+    """Arrow schema, one "name: type" per line."""
+    row_groups: tuple[int, ...]
+    """Rows in each row group."""
+    first_row: int
+    """Index in the dataset of this file's first row."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.row_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    id: str
+    name: str
+    state: JobState
+    spec: dict[str, Any]
+    """The job spec as submitted: sections input, engine, sampling and job-level fields."""
+    spec_hash: str
+    num_rows: int
+    num_samples: int
+    """Samples per row (n)."""
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A contiguous row range of one input file. `start_row` counts in the dataset, `file_row` in the file."""
+
+    id: int
+    job_id: str
+    index: int
+    file_index: int
+    start_row: int
+    file_row: int
+    num_rows: int
+    state: ChunkState = ChunkState.PENDING
+    epoch: int = 0
+    """Raised by every claim and every release; a write with an older epoch is refused (fencing)."""
+    attempts: int = 0
+    """Claims that ended without a release: the worker died or lost its lease."""
+    worker_id: str | None = None
+    lease_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMessage:
+    """What travels over the broker: a hint; SQL is the truth."""
+
+    job_id: str
+    chunk_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Acceptance statistics of one result: integers; every rate is derived in SQL."""
+
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_trimmed_draft_tokens: int
+    num_output_tokens: int
+    """Emitted = steps + accepted."""
+    acceptance_histogram: tuple[int, ...] = ()
+    reached_per_position: tuple[int, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The one record of a (row, sample): an answer or an error."""
+
+    row_index: int
+    sample: int
+    status: RowStatus
+    output_text: str | None = None
+    output_token_ids: tuple[int, ...] | None = None
+    """Kept on request only."""
+    finish_reason: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    row_id: str | None = None
+    """Value of the id column."""
+    carried: dict[str, Any] = field(default_factory=dict)
+    """The row's other columns, as JSON values."""
+    num_prompt_tokens: int | None = None
+    num_output_tokens: int | None = None
+    method: str | None = None
+    """Speculator (and lossy verification rule, if any) that ran."""
+    temperature: float | None = None
+    seed: int | None = None
+    logprobs: list[Any] | None = None
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
+    total_seconds: float | None = None
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
+    num_preemptions: int | None = None
+    acceptance: Acceptance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """Counts over the whole job, for `status`, `watch` and the live display."""
+
+    num_results: int
+    """Expected (row, sample) pairs."""
+    num_ok: int
+    num_errors: int
+    num_output_tokens: int
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    chunks: dict[ChunkState, int]

@@ -1,0 +1,51 @@
+"""What can go wrong in the engine, by name. `code` is what ends up in a stored error."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of every error that the engine raises on purpose."""
+
+    code = "engine_error"
+
+
+class InvalidParams(EngineError):
+    """A sampling parameter is out of range or not supported; the message names it."""
+
+    code = "invalid_params"
+
+
+class PromptTooLong(EngineError):
+    """Prompt and output can never fit: context length or KV cache."""
+
+    code = "prompt_too_long"
+
+
+class EmptyPrompt(EngineError):
+    """A prompt without a single token has nothing to condition on."""
+
+    code = "empty_prompt"
+
+
+class UnsupportedModel(EngineError):
+    """The model needs something that the chosen backend does not honour."""
+
+    code = "unsupported_model"
+
+
+class ModelNotFound(EngineError):
+    """No model under that directory, hub id, file or alias."""
+
+    code = "model_not_found"
+
+
+class InvalidConfig(EngineError):
+    """An engine option is out of range, or two options contradict each other."""
+
+    code = "invalid_config"
+
+
+class EngineStopped(EngineError):
+    """The engine was closed, or its step loop failed, while the request was in flight."""
+
+    code = "engine_stopped"

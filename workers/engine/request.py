@@ -1,0 +1,91 @@
+"""What goes into the engine and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from workers.engine.sampling_params import SamplingParams
+from workers.engine.stats import AcceptanceStats
+
+
+class FinishReason(StrEnum):
+    EOS = "eos"
+    STOP = "stop"
+    """A stop id or a stop string."""
+    LENGTH = "length"
+    """max_tokens, or the end of the context."""
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One (row, sample): token ids in, at most `params.max_tokens` token ids out.
+
+    `id` is the caller's and must be unique among the requests in flight. `sample` is mixed into the seed, so the n
+    samples of one prompt differ.
+    """
+
+    id: Hashable
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    sample: int = 0
+    speculator: str | None = None
+    """Name of the speculator for this request; None takes the engine's."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one emitted token under the distribution that it was sampled from, and the best others."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds. Queue: submitted to admitted; first token and total count from submission."""
+
+    queue: float = 0.0
+    first_token: float = 0.0
+    total: float = 0.0
+    draft: float = 0.0
+    """This request's share of the time spent drafting."""
+    verify: float = 0.0
+    """This request's share of the time spent in target passes and sampling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The one answer to a request. `error` is set, and the tokens are empty, when finish_reason is ERROR."""
+
+    request_id: Hashable
+    sample: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    stats: AcceptanceStats
+    timings: Timings
+    method: str
+    """Speculator and verification rule that ran, for example "ngram" or "draft_model"."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    num_preemptions: int = 0
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer that the engine itself needs."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens left out; an unfinished multi-byte character shows as U+FFFD."""
+        ...

@@ -1,0 +1,46 @@
+"""Acceptance statistics of one request: integers, counted while emitting (DESIGN 4.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class AcceptanceStats:
+    """What speculation did for one request.
+
+    Always: emitted = steps + accepted; accepted + trimmed <= drafted; sum(histogram) = steps.
+    `reached[d]` counts the steps in which a draft token at depth d+1 was put before the verifier and everything
+    above it was accepted, so accepted[d] / reached[d] is the conditional acceptance at that depth.
+    """
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    trimmed: int = 0
+    histogram: list[int] = field(default_factory=list)
+    """histogram[k]: steps that accepted exactly k draft tokens."""
+    reached_per_depth: list[int] = field(default_factory=list)
+    accepted_per_depth: list[int] = field(default_factory=list)
+
+    @property
+    def emitted(self) -> int:
+        return self.steps + self.accepted
+
+    def count_step(self, *, drafted: int, accepted: int, trimmed: int, reached: int) -> None:
+        """Count one emitting step: `accepted` draft tokens before the bonus, `reached` depths put to the test."""
+        self.steps += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.trimmed += trimmed
+        _increment(self.histogram, accepted)
+        for depth in range(reached):
+            _increment(self.reached_per_depth, depth)
+        for depth in range(accepted):
+            _increment(self.accepted_per_depth, depth)
+
+
+def _increment(counts: list[int], index: int) -> None:
+    if index >= len(counts):
+        counts.extend([0] * (index + 1 - len(counts)))
+    counts[index] += 1
