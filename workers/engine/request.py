@@ -33,8 +33,6 @@ class Request:
     prompt_token_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     sample: int = 0
-    speculator: str | None = None
-    """Name of the speculator for this request; None takes the engine's."""
 
 
 @dataclass(frozen=True, slots=True)

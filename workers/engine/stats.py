@@ -44,3 +44,50 @@ def _increment(counts: list[int], index: int) -> None:
     if index >= len(counts):
         counts.extend([0] * (index + 1 - len(counts)))
     counts[index] += 1
+
+
+@dataclass(slots=True)
+class EngineSnapshot:
+    """Load of an engine at one moment, and totals over the requests that it finished."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_used: int = 0
+    kv_blocks: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+
+    def count(self, stats: AcceptanceStats) -> None:
+        self.finished += 1
+        self.steps += stats.steps
+        self.drafted += stats.drafted
+        self.accepted += stats.accepted
+        self.emitted += stats.emitted
+
+
+@dataclass(slots=True)
+class StepProfile:
+    """Seconds spent in each part of a step, summed over steps: where the milliseconds go."""
+
+    steps: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    _draft: float = 0.0
+    _verify: float = 0.0
+
+    def add(self, part: str, seconds: float) -> None:
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+        if part == "draft":
+            self._draft += seconds
+        elif part in ("forward", "verify"):
+            self._verify += seconds
+
+    def finish_step(self) -> tuple[float, float]:
+        """Seconds of this step spent drafting and verifying."""
+        times = self._draft, self._verify
+        self.steps += 1
+        self._draft = self._verify = 0.0
+        return times

@@ -1,0 +1,71 @@
+"""Promise 1: speculation never changes a token, whatever the method, batch, pool, chunking or restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests, oracle, run
+from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
+
+REQUESTS = mixed_requests(200)
+
+METHODS = {
+    "none": SpeculationConfig(),
+    "ngram": SpeculationConfig(method="ngram", max_draft_tokens=6, ngram_min=1, policy="fixed"),
+    "draft chain": SpeculationConfig(
+        method="draft_model", draft="scripted:seed=3,order=1,sharpness=2.0", max_draft_tokens=4, policy="fixed"
+    ),
+    "draft tree": SpeculationConfig(
+        method="draft_model",
+        draft="scripted:seed=3,order=1,sharpness=2.0",
+        max_draft_tokens=4,
+        tree_width=3,
+        policy="fixed",
+    ),
+    "self draft": SpeculationConfig(method="draft_model", draft="target", max_draft_tokens=5),
+    "self draft tree": SpeculationConfig(method="draft_model", draft="target", max_draft_tokens=3, tree_width=2),
+    "threshold": SpeculationConfig(method="ngram", max_draft_tokens=8, ngram_min=1, policy="threshold"),
+}
+
+SETTINGS = {
+    "batch 1": {"max_batch": 1},
+    "batch 4": {"max_batch": 4, "max_step_tokens": 16},
+    "batch 32": {"max_batch": 32},
+    "preempting": {"max_batch": 32, "kv_blocks": 40, "block_size": 4},
+    "no reuse": {"max_batch": 8, "prefix_reuse": False, "block_size": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def truth() -> dict[object, Completion]:
+    return run(engine(max_batch=1, prefix_reuse=False), REQUESTS)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("method", METHODS)
+def test_same_tokens_by_every_method(method: str, setting: str, truth: dict[object, Completion]) -> None:
+    core = engine(speculation=METHODS[method], **SETTINGS[setting])
+    done = run(core, REQUESTS)
+    assert answers(done) == answers(truth)
+    if setting == "preempting":
+        assert core.batcher.num_preemptions > 20
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.9, 1.0])
+def test_same_tokens_whatever_is_proposed(accuracy: float, width: int, truth: dict[object, Completion]) -> None:
+    config = EngineConfig(
+        target=TARGET, max_batch=16, kv_blocks=60, block_size=4, speculation=SpeculationConfig(policy="fixed")
+    )
+    core = EngineCore(config, make=lambda context: oracle(truth, accuracy=accuracy, width=width))
+    assert answers(run(core, REQUESTS)) == answers(truth)
+
+
+def test_the_answer_is_a_function_of_the_request_alone() -> None:
+    """Samples of one prompt differ; the same seed and sample agree wherever they run."""
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=5, ignore_eos=True)
+    requests = [Request((row, sample), b"hello", params, sample) for row in range(3) for sample in range(4)]
+    done = run(engine(), requests)
+    for sample in range(4):
+        assert len({done[row, sample].token_ids for row in range(3)}) == 1
+    assert len({done[0, sample].token_ids for sample in range(4)}) == 4

@@ -1,0 +1,242 @@
+"""The synchronous engine: `step` is the algorithm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from workers.engine.batch import Batch, Feed
+from workers.engine.batcher import Batcher
+from workers.engine.config import EngineConfig
+from workers.engine.controller import Controller, make_controller
+from workers.engine.detokenizer import StopScanner
+from workers.engine.errors import EmptyPrompt, EngineError, InvalidParams, PromptTooLong
+from workers.engine.kv_cache import KVCache
+from workers.engine.models.executor import LoadedModel
+from workers.engine.models.loading import load_model
+from workers.engine.request import Completion, FinishReason, Request
+from workers.engine.results import completion_of, failure
+from workers.engine.sampler import validate_params
+from workers.engine.sequence import Sequence
+from workers.engine.speculators.speculator import Speculator, SpeculatorContext, make_speculator
+from workers.engine.stats import EngineSnapshot, StepProfile
+from workers.engine.tree import EMPTY
+from workers.engine.verifier import RULES, Verdict, Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class EngineCore:
+    """Continuous-batched speculative decoding over one target model. Not thread-safe: one thread calls it.
+
+    `model` and `speculator` are for tests and for callers who load them themselves.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        model: LoadedModel | None = None,
+        make: Callable[[SpeculatorContext], Speculator] = make_speculator,
+    ) -> None:
+        self.config = config
+        self.model = model or load_model(config)
+        self.max_model_len = min(self.model.executor.max_model_len, config.max_model_len or 2**62)
+        self.cache = self._make_cache()
+        context = SpeculatorContext(config, self.model, self.cache.num_blocks)
+        self.speculator: Speculator = make(context)
+        self.controller: Controller = make_controller(config.speculation)
+        self.verifier: Verifier = RULES[config.speculation.verify]()
+        self.batcher = Batcher(
+            self.cache,
+            max_batch=config.max_batch,
+            max_step_tokens=config.max_step_tokens,
+            on_preempt=self.speculator.release,
+        )
+        self.profile = StepProfile()
+        self._sequences: dict[Hashable, Sequence] = {}
+        self._num_submitted = 0
+        self._totals = EngineSnapshot()
+
+    def _make_cache(self) -> KVCache:
+        config, shape = self.config, self.model.executor.cache_shape
+        longest_use = config.max_batch * self.max_model_len
+        by_memory = config.kv_memory // (shape.bytes_per_token() * config.block_size)
+        blocks = config.kv_blocks or min(by_memory, -(-longest_use // config.block_size))
+        return KVCache(shape, max(1, blocks), config.block_size, prefix_reuse=config.prefix_reuse)
+
+    # ------------------------------------------------------------- requests
+
+    def add(self, request: Request) -> Completion | None:
+        """Queue a request; returns its Completion at once when it can never run. Raises ValueError for an id in use."""
+        if request.id in self._sequences:
+            raise ValueError(f"request id {request.id!r} is in flight already")
+        try:
+            seq = self._admit(request)
+        except EngineError as error:
+            return failure(request, error)
+        self._sequences[request.id] = seq
+        return None
+
+    def _admit(self, request: Request) -> Sequence:
+        prompt, params = request.prompt_token_ids, request.params
+        vocab = self.model.executor.vocab_size
+        if not prompt:
+            raise EmptyPrompt("the prompt has no tokens")
+        if len(prompt) >= self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt)} tokens; the context of {self.max_model_len} leaves no room for an answer"
+            )
+        if not 0 <= min(prompt) <= max(prompt) < vocab:
+            raise InvalidParams(f"prompt token ids must lie in 0..{vocab - 1}, got {min(prompt)}..{max(prompt)}")
+        validate_params(params, vocab)
+        seq = Sequence(request, self._num_submitted, self.model.tokenizer.eos_token_ids, self.max_model_len)
+        if params.stop:
+            seq.scanner = StopScanner(self.model.tokenizer, params.stop)
+        self.batcher.submit(seq)
+        self._num_submitted += 1
+        return seq
+
+    def abort(self, request_id: Hashable) -> Completion | None:
+        """Stop a request where it is; returns what it has so far, or None when it is not in flight."""
+        seq = self._sequences.get(request_id)
+        if seq is None:
+            return None
+        seq.finish_reason = FinishReason.ABORT
+        return self._retire(seq)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    # ----------------------------------------------------------------- step
+
+    def step(self) -> list[Completion]:
+        """One target pass: every scheduled sequence advances. Returns the requests that finished in it."""
+        with self._timed("schedule"):
+            feeds = self.batcher.schedule()
+        with self._timed("draft"):
+            feeds = self._with_trees(feeds)
+        with self._timed("pack"):
+            batch = Batch.pack(feeds, self.cache)
+        with self._timed("forward"):
+            output = self.model.executor.forward(batch, self.cache)
+        with self._timed("verify"):
+            emitting, offsets = _emitting(feeds, batch.logits_offsets)
+            verdicts = self.verifier.verify(emitting, output.logits, offsets)
+        with self._timed("commit"):
+            self._commit(feeds, verdicts)
+            self._learn(emitting, verdicts)
+        self._share_times(feeds)
+        with self._timed("retire"):
+            return self._retire_finished(verdicts)
+
+    def _with_trees(self, feeds: list[Feed]) -> list[Feed]:
+        """Ask the speculator for trees where a sequence's last token is fed, as far as the pool has room."""
+        emitting = [feed for feed in feeds if feed.logits]
+        if not emitting or self.speculator.width == 0:
+            return feeds
+        seqs = [feed.seq for feed in emitting]
+        lengths = self._affordable(seqs, self.controller.plan(seqs))
+        if not any(lengths):
+            return feeds
+        trees = dict(zip(seqs, self.speculator.propose(seqs, lengths), strict=True))
+        return [replace(feed, tree=trees.get(feed.seq, EMPTY)) if feed.logits else feed for feed in feeds]
+
+    def _affordable(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[int]:
+        """Shorten drafts to what the pool can hold now: drafting never preempts anybody."""
+        width = self.speculator.width
+        granted = []
+        for seq, length in zip(seqs, lengths, strict=True):
+            length = min(length, max(0, (self.cache.room(seq) - len(seq)) // width))
+            self.cache.reserve(seq, len(seq) + length * width)
+            granted.append(length)
+        return granted
+
+    def _commit(self, feeds: Seq[Feed], verdicts: Seq[Verdict]) -> None:
+        """Keep the KV of what was fed and of the accepted paths, forget the rest."""
+        for feed in feeds:
+            if not feed.logits:
+                self.cache.commit(feed.seq, feed.end)
+        self.cache.gather_paths([(v.seq, len(v.seq) - v.emitted, v.path) for v in verdicts if v.path])
+        for verdict in verdicts:
+            self.cache.commit(verdict.seq, len(verdict.seq) - 1)
+
+    def _learn(self, emitting: Seq[Feed], verdicts: Seq[Verdict]) -> None:
+        self.speculator.update(verdicts)
+        for feed, verdict in zip(emitting, verdicts, strict=True):
+            self.controller.observe(verdict, max(feed.tree.depths(), default=0))
+
+    def _retire_finished(self, verdicts: Seq[Verdict]) -> list[Completion]:
+        now = time.monotonic()
+        finished = []
+        for verdict in verdicts:
+            seq = verdict.seq
+            if seq.first_token is None:
+                seq.first_token = now
+            if seq.finished:
+                finished.append(self._retire(seq))
+        return finished
+
+    def _retire(self, seq: Sequence) -> Completion:
+        self.batcher.retire(seq)
+        self.speculator.release(seq)
+        self.controller.release(seq)
+        del self._sequences[seq.request.id]
+        self._totals.count(seq.stats)
+        return completion_of(seq, self.model.tokenizer, self.method)
+
+    # ------------------------------------------------------------ reporting
+
+    @property
+    def method(self) -> str:
+        return self.speculator.name
+
+    def report(self) -> dict[str, Any]:
+        """What runs here, for the job's record."""
+        speculation = self.config.speculation
+        return {
+            "target": self.model.name,
+            "content_hash": self.model.content_hash,
+            "vocab_size": self.model.executor.vocab_size,
+            "max_model_len": self.max_model_len,
+            "kv_blocks": self.cache.num_blocks,
+            **self.model.details,
+            "speculator": {"method": self.method, "verify": speculation.verify, **asdict(speculation)},
+        }
+
+    def snapshot(self) -> EngineSnapshot:
+        """Load now, and totals over finished requests."""
+        return replace(
+            self._totals,
+            running=len(self.batcher.running),
+            waiting=len(self.batcher.waiting),
+            kv_used=self.cache.num_used,
+            kv_blocks=self.cache.num_blocks,
+            preemptions=self.batcher.num_preemptions,
+        )
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.profile.add(part, time.perf_counter() - started)
+
+    def _share_times(self, feeds: Seq[Feed]) -> None:
+        """Charge each sequence its share of the step, by rows."""
+        rows = sum(feed.num_rows for feed in feeds)
+        draft, verify = self.profile.finish_step()
+        for feed in feeds:
+            share = feed.num_rows / rows
+            feed.seq.draft_seconds += draft * share
+            feed.seq.verify_seconds += verify * share
+
+
+def _emitting(feeds: Seq[Feed], offsets: Seq[int]) -> tuple[list[Feed], list[int]]:
+    pairs = [(feed, offset) for feed, offset in zip(feeds, offsets, strict=True) if feed.logits]
+    return [feed for feed, _ in pairs], [offset for _, offset in pairs]

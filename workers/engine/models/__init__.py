@@ -1,0 +1,1 @@
+"""Models: whatever turns a `Batch` into logits. `executor` is the seat, `loading` decides who sits in it."""

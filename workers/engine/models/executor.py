@@ -1,0 +1,48 @@
+"""The seat of a model in the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from workers.engine.batch import Batch
+from workers.engine.kv_cache import CacheShape, KVCache
+from workers.engine.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    logits: torch.Tensor
+    """[R, V] for `Batch.logits_rows`, in the model's dtype; R counts the padding rows too."""
+
+
+class Executor(Protocol):
+    """Runs a model over packed rows.
+
+    The contract: the logits of a row depend on that row's tokens and the keys that `Batch.rows` lists, and on nothing
+    else in the batch; keys and values of every row are written to `Batch.slots` before they are read.
+    """
+
+    @property
+    def cache_shape(self) -> CacheShape: ...
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        ...
+
+    @property
+    def max_model_len(self) -> int: ...
+    def forward(self, batch: Batch, cache: KVCache) -> ModelOutput: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    executor: Executor
+    tokenizer: TextTokenizer
+    name: str
+    content_hash: str
+    """Hash of the weights' file names, sizes and headers; says whether two runs used the same model."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What ran, for the job's record: dtype, attention backend, ..."""

@@ -1,0 +1,1 @@
+"""Speculators: whatever proposes draft trees. The engine never asks which one it has."""

@@ -1,0 +1,31 @@
+"""A speculator that proposes what it is told: for tests that force acceptance, rejection and odd trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from workers.engine.sequence import Sequence
+from workers.engine.tree import EMPTY, DraftTree
+from workers.engine.verifier import Verdict
+
+
+class FixedSpeculator:
+    """`propose_one(seq, length)` gives the tree for one sequence, of at most length * width nodes."""
+
+    name = "fixed"
+
+    def __init__(self, propose_one: Callable[[Sequence, int], DraftTree], width: int = 1) -> None:
+        self.width = width
+        self._propose_one = propose_one
+
+    def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
+        return [
+            self._propose_one(seq, length) if length > 0 else EMPTY for seq, length in zip(seqs, lengths, strict=True)
+        ]
+
+    def update(self, verdicts: Seq[Verdict]) -> None:
+        pass
+
+    def release(self, seq: Sequence) -> None:
+        pass

@@ -1,0 +1,28 @@
+"""Plain decoding, as a speculator that proposes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from workers.engine.sequence import Sequence
+from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.tree import EMPTY, DraftTree
+from workers.engine.verifier import Verdict
+
+
+class NoSpeculator:
+    name = "none"
+    width = 0
+
+    @classmethod
+    def create(cls, context: SpeculatorContext) -> NoSpeculator:
+        return cls()
+
+    def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
+        return [EMPTY] * len(seqs)
+
+    def update(self, verdicts: Seq[Verdict]) -> None:
+        pass
+
+    def release(self, seq: Sequence) -> None:
+        pass

@@ -1,0 +1,60 @@
+"""The seat of a speculator in the engine, and the registry of those that fill it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from workers.engine.config import EngineConfig
+from workers.engine.models.executor import LoadedModel
+from workers.engine.sequence import Sequence
+from workers.engine.tree import DraftTree
+from workers.engine.verifier import Verdict
+
+
+class Speculator(Protocol):
+    """Three verbs. Whatever is proposed, the output is the same: only speed depends on it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def width(self) -> int:
+        """Most nodes per level; a tree of length d has at most d * width nodes."""
+        ...
+
+    def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
+        """One tree per sequence, at most lengths[i] levels deep; the empty tree where there is nothing to propose."""
+        ...
+
+    def update(self, verdicts: Seq[Verdict]) -> None:
+        """The sequences were extended: learn from it, keep what was accepted."""
+        ...
+
+    def release(self, seq: Sequence) -> None:
+        """Drop everything kept for a sequence; it may come back after a preemption."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatorContext:
+    """What a speculator may need to be made."""
+
+    config: EngineConfig
+    target: LoadedModel
+    kv_blocks: int
+    """Blocks of the target's pool."""
+
+
+REGISTRY = {
+    "none": "workers.engine.speculators.none:NoSpeculator",
+    "ngram": "workers.engine.speculators.ngram:NgramSpeculator",
+    "draft_model": "workers.engine.speculators.draft_model:DraftModelSpeculator",
+}
+
+
+def make_speculator(context: SpeculatorContext) -> Speculator:
+    module, _, name = REGISTRY[context.config.speculation.method].partition(":")
+    speculator: Speculator = getattr(import_module(module), name).create(context)
+    return speculator
