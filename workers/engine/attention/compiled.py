@@ -1,0 +1,29 @@
+"""The compiled CPU kernel as a backend; bit for bit independent of the batch. The default on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from workers.engine.batch import Batch
+from workers.engine.kernels.attention import AttentionRows, paged_attention
+from workers.engine.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPlan:
+    rows: AttentionRows
+    cache: KVCache
+
+    def attend(self, q: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype)
+        paged_attention(q, self.cache.keys[layer], self.cache.values[layer], self.rows, scale, out)
+        return out
+
+
+class CompiledAttention:
+    """`AttentionBackend` for float32 and bfloat16 on the CPU."""
+
+    def prepare(self, batch: Batch, cache: KVCache) -> CompiledPlan:
+        return CompiledPlan(batch.rows, cache)

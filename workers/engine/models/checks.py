@@ -1,0 +1,139 @@
+"""What a model must be like for packed execution, checked by name at load.
+
+`check_config` reads the config alone, before any weights load. `probe` then runs a few tokens through the loaded
+model twice, with transformers' own attention and with ours, and looks at everything the model hands to its attention
+function: a feature that no config field gives away shows there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from workers.engine.errors import InvalidConfig, UnsupportedModel
+from workers.engine.kv_cache import CacheShape
+from workers.engine.models.hf import IMPLEMENTATION
+
+PROBE_TOKENS = 8
+HARMLESS = {
+    "cache", "cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states",
+    "output_router_logits", "position_embeddings", "position_ids", "return_dict", "use_cache",
+}  # fmt: skip
+HALF_TOLERANCE = 0.1
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+"""Largest difference between the two passes, relative to the largest logit."""
+
+
+def context_limit(config: Any, name: str, requested: int | None) -> int:
+    """Tokens that a sequence may have; raises `InvalidConfig` when more are asked for than the model has positions."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    wanted = requested or limit
+    if wanted is None:
+        raise InvalidConfig(f"{name}: the model's config gives no context length; set max_model_len")
+    if limit is not None and requested is not None and requested > limit:
+        raise InvalidConfig(f"max_model_len is {requested}, but {name} has {limit} positions")
+    return wanted
+
+
+def check_config(config: Any, model_class: Any, name: str, max_model_len: int) -> None:
+    """Raise `UnsupportedModel`, naming the model and the reason, for what packed attention does not honour."""
+    if config.is_encoder_decoder:
+        _refuse(name, config, "is an encoder-decoder model; only decoders can run")
+    if not getattr(model_class, "_supports_attention_backend", False):
+        _refuse(name, config, "does not take its attention from transformers' AttentionInterface")
+    window = getattr(config, "sliding_window", None)
+    layers = set(getattr(config, "layer_types", None) or ())
+    if window is not None and window < max_model_len and (not layers or "sliding_attention" in layers):
+        _refuse(name, config, f"has a sliding window of {window} tokens: set max_model_len to {window} or less")
+    unknown = layers - {"full_attention", "attention", "sliding_attention"}
+    if unknown:
+        _refuse(name, config, f"has layers of kind {', '.join(sorted(unknown))}; only full attention is supported")
+    chunk = getattr(config, "attention_chunk_size", None)
+    if chunk is not None and chunk < max_model_len:
+        _refuse(name, config, f"attends in chunks of {chunk} tokens: set max_model_len to {chunk} or less")
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    if softcap is not None:
+        _refuse(name, config, f"caps its attention logits (softcap {softcap})")
+    if getattr(config, "kv_lora_rank", None):
+        _refuse(name, config, "has multi-head latent attention (MLA)")
+
+
+@torch.inference_mode()
+def probe(model: Any, name: str, max_model_len: int) -> CacheShape:
+    """The cache that the model needs, from a short forward pass. Leaves the model set to our attention.
+
+    Raises `UnsupportedModel` for what packed attention does not honour and for a model whose logits differ under it.
+    """
+    config = model.config
+    tokens = torch.arange(1, PROBE_TOKENS + 1, device=model.device)[None] % config.vocab_size
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    expected = model(input_ids=tokens, use_cache=False).logits[0].float()
+    model.set_attn_implementation(IMPLEMENTATION)
+    recorder = _Recorder(name, config, max_model_len)
+    positions = torch.arange(PROBE_TOKENS, device=model.device)[None]
+    packed = model(
+        input_ids=tokens,
+        position_ids=positions,
+        use_cache=False,
+        logits_to_keep=torch.arange(PROBE_TOKENS, device=model.device),
+        step=recorder,
+    )
+    difference = (packed.logits[0].float() - expected).abs().max() / expected.abs().max()
+    if not difference <= TOLERANCE.get(model.dtype, HALF_TOLERANCE):
+        _refuse(name, config, f"gives other logits with packed attention (relative difference {difference:.1e})")
+    return recorder.shape(model.dtype, model.device)
+
+
+class _Recorder:
+    """`LayerAttention` of one causal sequence, without a cache."""
+
+    def __init__(self, name: str, config: Any, max_model_len: int) -> None:
+        self._name, self._config, self._max_model_len = name, config, max_model_len
+        self._layers: dict[int, tuple[int, int]] = {}
+
+    def layer(
+        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, extra: dict[str, Any]
+    ) -> torch.Tensor:
+        self._check(module, k, v, extra)
+        if q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
+            self._refuse(f"has queries of shape {tuple(q.shape[1:])} on keys of shape {tuple(k.shape[1:])}")
+        self._layers[module.layer_idx] = (int(k.shape[1]), int(k.shape[2]))
+        query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
+        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+        return out[0].transpose(0, 1).contiguous()
+
+    def shape(self, dtype: torch.dtype, device: torch.device) -> CacheShape:
+        count = self._config.num_hidden_layers
+        if sorted(self._layers) != list(range(count)):
+            self._refuse(f"has attention in layers {sorted(self._layers)} of {count}: other layers keep another state")
+        if len(set(self._layers.values())) != 1:
+            self._refuse("has layers with different numbers or sizes of key heads")
+        heads, width = self._layers[0]
+        return CacheShape(count, heads, width, dtype, device)
+
+    def _check(self, module: Any, k: torch.Tensor, v: torch.Tensor, extra: dict[str, Any]) -> None:
+        window = extra.pop("sliding_window", None)
+        if window is not None and window < self._max_model_len:
+            self._refuse(f"has a sliding window of {window} tokens: set max_model_len to {window} or less")
+        if extra.pop("softcap", None) is not None:
+            self._refuse("caps its attention logits")
+        if extra.pop("s_aux", None) is not None:
+            self._refuse("has attention sinks")
+        if not getattr(module, "is_causal", True) or extra.get("is_causal") is False:
+            self._refuse("attends to later tokens")
+        if k.shape != v.shape:
+            self._refuse(f"has keys of shape {tuple(k.shape[1:])} and values of shape {tuple(v.shape[1:])}")
+        if module.layer_idx in self._layers:
+            self._refuse(f"attends twice in layer {module.layer_idx}")
+        for key, value in extra.items():
+            if key not in HARMLESS and value is not None:
+                self._refuse(f"hands {key} to its attention, which packed attention does not know")
+
+    def _refuse(self, reason: str) -> None:
+        _refuse(self._name, self._config, reason)
+
+
+def _refuse(name: str, config: Any, reason: str) -> None:
+    raise UnsupportedModel(f"{name} ({config.model_type}) {reason}")

@@ -1,0 +1,73 @@
+"""GGUF files are converted once: a float32 copy in transformers' layout, kept in the user's cache directory.
+
+transformers parses a GGUF file's vocabulary several times in Python and unpacks every weight, 15 s for a model of 135M
+parameters; the copy loads in one. Delete the directory at any time; it is made again.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import torch
+
+from workers.engine.errors import InvalidConfig
+from workers.engine.models.sources import Source, quiet
+
+VERSION = 1
+"""Raise it when the conversion changes."""
+
+
+def cache_directory() -> Path:
+    """$NIGHTDRAFT_CACHE, else nightdraft/ in the user's cache directory."""
+    if chosen := os.environ.get("NIGHTDRAFT_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nightdraft"
+
+
+def converted(source: Source) -> Source:
+    """The copy of a GGUF model, made if need be; raises `InvalidConfig` when the cache directory cannot be written."""
+    target = cache_directory() / "models" / f"{source.content_hash()}-v{VERSION}"
+    if not target.is_dir():
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            work = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
+        except OSError as error:
+            raise InvalidConfig(
+                f"{source.name}: cannot write a converted copy to {target.parent} ({error}); set NIGHTDRAFT_CACHE"
+            ) from error
+        try:
+            _convert(source.path, work)
+            _publish(work, target)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return Source(source.name, target)
+
+
+def _convert(file: Path, directory: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    location, name = str(file.parent), file.name
+    # The unpacking loop draws a progress bar that no setting turns off.
+    with quiet(), redirect_stderr(io.StringIO()):
+        tokenizer = AutoTokenizer.from_pretrained(location, gguf_file=name)
+        model = AutoModelForCausalLM.from_pretrained(
+            location, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        )
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        tokenizer.save_pretrained(directory)
+        model.save_pretrained(directory)
+
+
+def _publish(work: Path, target: Path) -> None:
+    """Give a finished copy its name in one step; another process may have been faster."""
+    try:
+        work.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise

@@ -1,0 +1,88 @@
+"""Any transformers causal LM over packed rows, through its AttentionInterface.
+
+All rows travel as one sequence [1, T]; our attention function replaces the model's, and everything it needs comes as a
+keyword argument of the forward pass. No mask is built, no transformers cache is used, no attribute is set on the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+from workers.engine.attention.backend import AttentionBackend, AttentionPlan, write_rows
+from workers.engine.batch import Batch
+from workers.engine.kv_cache import CacheShape, KVCache
+from workers.engine.models.executor import ModelOutput
+
+IMPLEMENTATION = "nightdraft"
+
+
+class LayerAttention(Protocol):
+    """What a forward pass carries to the attention function."""
+
+    def layer(
+        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, extra: dict[str, Any]
+    ) -> torch.Tensor:
+        """q [T, H, D], k and v [T, Hk, D] -> [T, H, D]; `extra` is what else the model handed to its attention."""
+        ...
+
+
+def packed_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    *,
+    step: LayerAttention,
+    **extra: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers calls: [1, H, T, D] in, [1, T, H, D] out."""
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    return step.layer(module, q, k, v, scale, {"attention_mask": attention_mask, **extra})[None], None
+
+
+AttentionInterface.register(IMPLEMENTATION, packed_attention)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedStep:
+    """`LayerAttention` of a real step: write the rows, attend over the cache."""
+
+    batch: Batch
+    cache: KVCache
+    plan: AttentionPlan
+
+    def layer(
+        self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, extra: dict[str, Any]
+    ) -> torch.Tensor:
+        write_rows(k, v, module.layer_idx, self.batch, self.cache)
+        return self.plan.attend(q, module.layer_idx, scale)
+
+
+class HuggingFaceExecutor:
+    """`Executor` over a transformers model that `checks` has let in. Takes the model over."""
+
+    def __init__(self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int) -> None:
+        self.cache_shape = shape
+        self.max_model_len = max_model_len
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.attention = attention
+        self._model = model
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
+        step = CachedStep(batch, cache, self.attention.prepare(batch, cache))
+        out = self._model(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=batch.logits_rows,
+            step=step,
+        )
+        return ModelOutput(out.logits[0])

