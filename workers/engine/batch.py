@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workers.engine.kernels.attention import AttentionRows
 from workers.engine.kv_cache import SCRATCH_BLOCK, KVCache
@@ -169,7 +170,7 @@ class _Packer:
         self._prefix.extend([1] * missing)
         self._tail_indptr.extend([len(self._tail)] * missing)
 
-    def _padded_tables(self) -> np.ndarray:
+    def _padded_tables(self) -> NDArray[np.int32]:
         width = max(map(len, self._tables))
         tables = np.zeros((len(self._tables), width), dtype=np.int32)
         for row, table in enumerate(self._tables):

@@ -37,8 +37,8 @@ class Batcher:
         capacity = self._cache.num_blocks * self._cache.block_size
         if longest > capacity:
             raise PromptTooLong(
-                f"prompt ({seq.num_prompt}) and max_tokens ({seq.params.max_tokens}) may reach {longest} tokens, but the "
-                f"KV cache holds {capacity}; raise kv_memory or kv_blocks, or lower max_tokens"
+                f"prompt ({seq.num_prompt}) and max_tokens ({seq.params.max_tokens}) may reach {longest} tokens, but "
+                f"the KV cache holds {capacity}; raise kv_memory or kv_blocks, or lower max_tokens"
             )
         self.waiting.append(seq)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from workers.engine.errors import InvalidParams
 
@@ -98,7 +99,8 @@ def _normalise(params: SamplingParams) -> None:
     if not isinstance(params.ignore_eos, bool):
         raise InvalidParams(f"ignore_eos must be true or false, got {params.ignore_eos!r}")
     try:
-        object.__setattr__(params, "stop", (params.stop,) if isinstance(params.stop, str) else tuple(params.stop))
+        stop: Any = params.stop
+        object.__setattr__(params, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
         object.__setattr__(params, "stop_token_ids", tuple(int(t) for t in params.stop_token_ids))
         object.__setattr__(params, "bad_words", tuple(tuple(int(t) for t in word) for word in params.bad_words))
         object.__setattr__(params, "logit_bias", {int(t): float(b) for t, b in dict(params.logit_bias).items()})
@@ -108,11 +110,9 @@ def _normalise(params: SamplingParams) -> None:
         raise InvalidParams(f"stop must be strings, got {params.stop!r}")
 
 
-def _in_range(
-    params: SamplingParams, name: str, low: float, high: float = math.inf, *, open_low: bool = False
-) -> None:
+def _in_range(params: SamplingParams, name: str, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
     value = getattr(params, name)
-    if (low < value if open_low else low <= value) and value <= high and not (value == math.inf):
+    if (low < value if open_low else low <= value) and value <= high and value != math.inf:
         return
     bounds = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:g}" if high != math.inf else "")
     raise InvalidParams(f"{name} must be {bounds}, got {value!r}")

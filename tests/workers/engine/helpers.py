@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.sequence import Sequence
@@ -40,8 +40,7 @@ def _params(rng: random.Random, index: int, max_tokens: int) -> SamplingParams:
         "logprobs": rng.choice((None, None, 0, 3)),
         "seed": rng.randrange(2**63),
     }
-    return SamplingParams(max_tokens=rng.randrange(1, max_tokens + 1) if index % 2 else max_tokens, **features) \
-        if features["min_tokens"] <= 1 else SamplingParams(max_tokens=max_tokens, **features)
+    return SamplingParams(max_tokens=rng.randrange(5, max_tokens + 1), **features)  # type: ignore[arg-type]
 
 
 def run(core: EngineCore, requests: Iterable[Request], *, check: bool = True) -> dict[object, Completion]:
@@ -67,29 +66,22 @@ def engine(target: str = TARGET, *, speculation: SpeculationConfig | None = None
 
 def answers(done: dict[object, Completion]) -> dict[object, tuple[object, ...]]:
     """What must not depend on how it was computed."""
-    return {
-        key: (c.token_ids, c.text, c.finish_reason, c.error_code, c.logprobs) for key, c in done.items()
-    }
+    return {key: (c.token_ids, c.text, c.finish_reason, c.error_code, c.logprobs) for key, c in done.items()}
 
 
 def oracle(truth: dict[object, Completion], *, accuracy: float, width: int = 1, seed: int = 0) -> FixedSpeculator:
     """Proposes the true continuation, each token spoilt with probability 1 - accuracy, among wrong siblings."""
     rng = random.Random(seed)
 
+    def spoilt(rest: tuple[int, ...]) -> list[int]:
+        return [token if rng.random() < accuracy else rng.randrange(257) for token in rest]
+
+    def noise(rest: tuple[int, ...]) -> list[int]:
+        return [rng.randrange(257) for _ in range(rng.randrange(len(rest) + 1))]
+
     def propose(seq: Sequence, length: int) -> DraftTree:
         rest = truth[seq.request.id].token_ids[seq.num_emitted :][:length]
-        paths: list[list[int]] = []
-        for branch in range(width):
-            paths.append(
-                [token if rng.random() < accuracy else rng.randrange(257) for token in rest]
-                if branch
-                else [rng.randrange(257) for _ in range(rng.randrange(len(rest) + 1))]
-            )
-        if width == 1:
-            paths = [[token if rng.random() < accuracy else rng.randrange(257) for token in rest]]
-        return DraftTree.from_paths(paths)
+        wrong_first = [noise(rest)] if width > 1 else []
+        return DraftTree.from_paths(wrong_first + [spoilt(rest) for _ in range(width - len(wrong_first))])
 
     return FixedSpeculator(propose, width)
-
-
-Maker = Callable[[dict[object, Completion]], EngineCore]

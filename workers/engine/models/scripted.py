@@ -14,6 +14,7 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workers.engine.batch import Batch
 from workers.engine.errors import InvalidConfig
@@ -47,7 +48,8 @@ class Script:
     @classmethod
     def parse(cls, target: str) -> Script:
         """Read "scripted:key=value,..."; raises `InvalidConfig` for an unknown key or a bad value."""
-        kinds = {f.name: type(f.default) for f in fields(cls)}
+        defaults = cls()
+        kinds = {f.name: type(getattr(defaults, f.name)) for f in fields(cls)}
         values: dict[str, int | float | str] = {}
         for pair in filter(None, target.removeprefix(PREFIX).split(",")):
             name, _, text = pair.partition("=")
@@ -81,7 +83,7 @@ class ScriptedExecutor:
         states = self._advance(batch, cache)
         return ModelOutput(torch.from_numpy(self._logits(states[batch.logits_rows.numpy()])))
 
-    def _advance(self, batch: Batch, cache: KVCache) -> np.ndarray:
+    def _advance(self, batch: Batch, cache: KVCache) -> NDArray[np.uint64]:
         """Write each row's state into its slot, reading its parent's; returns [T] uint64 hashes."""
         memory = cache.keys[0].numpy()[:, 0, :]
         states = np.zeros(batch.input_ids.shape[0], dtype=np.uint64)
@@ -90,7 +92,7 @@ class ScriptedExecutor:
             states[row] = self._step(memory, parent, slots[row], token)
         return states
 
-    def _step(self, memory: np.ndarray, parent: int | None, slot: int, token: int) -> int:
+    def _step(self, memory: NDArray[np.float64], parent: int | None, slot: int, token: int) -> int:
         if self.script.order:
             if parent is None:
                 memory[slot] = -1.0
@@ -106,14 +108,14 @@ class ScriptedExecutor:
             memory[slot, 0] = state
         return state
 
-    def _logits(self, states: np.ndarray) -> np.ndarray:
+    def _logits(self, states: NDArray[np.uint64]) -> NDArray[np.float32]:
         """[R] hashes -> [R, V] float32: roughly normal numbers, EOS raised to win once in `eos_every`."""
         with np.errstate(over="ignore"):
             mixed = (states[:, None] ^ self._columns[None, :]) * self._columns[None, :]
             mixed ^= mixed >> np.uint64(29)
             mixed *= np.uint64(0xBF58476D1CE4E5B9)
         halves = (mixed & np.uint64(0xFFFFFFFF)).astype(np.float64) + (mixed >> np.uint64(32)).astype(np.float64)
-        logits = ((halves / 2**32 - 1.0) * (6**0.5 * self.script.sharpness)).astype(np.float32)
+        logits: NDArray[np.float32] = ((halves / 2**32 - 1.0) * (6**0.5 * self.script.sharpness)).astype(np.float32)
         logits[:, ByteTokenizer.EOS] = -30.0
         if self.script.eos_every:
             ends = (states >> np.uint64(7)) % np.uint64(self.script.eos_every) == 0
@@ -161,5 +163,10 @@ def load_scripted(target: str) -> LoadedModel:
         tokenizer=ByteTokenizer(script.vocab),
         name=target,
         content_hash=blake2b(repr(script).encode(), digest_size=16).hexdigest(),
-        details={"attention": "none", "dtype": "float32", "batch_invariant": True, "vocabulary": f"bytes-{script.vocab}"},
+        details={
+            "attention": "none",
+            "dtype": "float32",
+            "batch_invariant": True,
+            "vocabulary": f"bytes-{script.vocab}",
+        },
     )

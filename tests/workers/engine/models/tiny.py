@@ -1,0 +1,57 @@
+"""Tiny random models of several architectures, built from configs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+VOCAB = 320
+COMMON = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+GROUPED = {**COMMON, "num_key_value_heads": 2}
+
+
+def config_of(name: str, **changes: Any) -> Any:
+    return getattr(transformers, f"{name}Config")(**{**CONFIGS[name], **changes})
+
+
+def build(config: Any, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+    """A model with random weights large enough that every part of it shows in the logits."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model.to(dtype).eval()
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Llama": GROUPED,
+    "Mistral": {**GROUPED, "sliding_window": None},
+    "Qwen2": GROUPED,
+    "Qwen3": {**GROUPED, "head_dim": 16},
+    "Gemma": {**GROUPED, "head_dim": 16},
+    "GPTNeoX": COMMON,
+    "Phi": COMMON,
+    "Phi3": {**GROUPED, "sliding_window": None},
+    "GPT2": {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256},
+    "OPT": {**COMMON, "ffn_dim": 80, "word_embed_proj_dim": 48},
+    "Mixtral": {**GROUPED, "num_local_experts": 4, "sliding_window": None},
+    "Olmo2": GROUPED,
+    "Gemma2": {**GROUPED, "head_dim": 8},
+    "Gemma3Text": {**GROUPED, "head_dim": 8, "sliding_window": 16},
+    "GptOss": {**GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+    "DeepseekV3": {
+        **COMMON, "num_key_value_heads": 6, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+        "topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+    },
+    "Bloom": {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6},
+    "Lfm2": {**GROUPED, "full_attn_idxs": [1]},
+    "Mamba2": {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 16},
+}  # fmt: skip
