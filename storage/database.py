@@ -1,0 +1,183 @@
+"""Connections and transactions: one engine per store, SQLite and PostgreSQL behaving alike."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from storage.encoding import dumps
+from storage.errors import StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BUSY_SECONDS = 60.0
+"""How long a SQLite connection waits for the one writer before it gives up."""
+
+_POSTGRES_TRANSIENT = {"40001", "40P01", "57P01", "57P02", "57P03", "53300"}
+"""Serialisation failure, deadlock, shutdown, crash, starting up, too many connections."""
+
+
+def parse_url(url: str) -> URL:
+    """The SQLAlchemy URL of a store. Raises `StoreUnavailable` for anything but a SQLite file or PostgreSQL."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreUnavailable(
+            f"{url!r} is not a store URL; use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+        ) from error
+    if parsed.drivername in ("postgres", "postgresql"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername == "postgresql+psycopg":
+        return parsed
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise StoreUnavailable(f"a store is SQLite or PostgreSQL, not {parsed.drivername}: {shown(parsed)}")
+    if not parsed.database or parsed.database == ":memory:" or "mode=memory" in parsed.database:
+        raise StoreUnavailable("an in-memory SQLite store cannot be shared by threads; use sqlite:///FILE")
+    return parsed
+
+
+def shown(url: URL) -> str:
+    """The URL for messages: without the password."""
+    return url.render_as_string(hide_password=True)
+
+
+class Database:
+    """Runs functions inside transactions, and again when a transaction failed for a passing reason.
+
+    A function given to `read` or `write` takes the connection first and may be called more than once: after a lost
+    connection, a deadlock or a busy database it is retried until `patience` seconds are over. Nothing of a failed
+    transaction stays.
+    """
+
+    def __init__(self, url: str, *, patience: float) -> None:
+        self.url = parse_url(url)
+        self.patience = patience
+        self.engine = _create_engine(self.url)
+        self._writing = self.engine.execution_options(nightdraft_write=True)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    def read(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`work(connection, ...)` in one read transaction: a consistent view on SQLite, READ COMMITTED elsewhere."""
+        return self._run(self.engine, self.patience, work, *args, **kwargs)
+
+    def write(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`work(connection, ...)` in one write transaction, committed when it returns."""
+        return self._run(self._writing, self.patience, work, *args, **kwargs)
+
+    def write_once(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`write` without a second try, for work that consumes an iterator."""
+        return self._run(self._writing, 0.0, work, *args, **kwargs)
+
+    def dispose(self) -> None:
+        self.engine.dispose()
+
+    def _run(
+        self,
+        engine: sa.Engine,
+        patience: float,
+        work: Callable[Concatenate[sa.Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        give_up = time.monotonic() + patience
+        delay = 0.05
+        while True:
+            try:
+                with engine.begin() as connection:
+                    return work(connection, *args, **kwargs)
+            except (DBAPIError, psycopg.Error, sqlite3.Error) as error:
+                if not _is_transient(error) or time.monotonic() + delay > give_up:
+                    raise
+                log.warning("the store is not answering, trying again in %.2f s: %s", delay, error)
+            time.sleep(delay)
+            delay = min(2 * delay, 2.0)
+
+
+def clock(connection: sa.Connection) -> Any:
+    """The current time as SQL, by the clock that all users of the store share: the server's, on PostgreSQL."""
+    if connection.dialect.name == "sqlite":
+        return sa.literal(datetime.now(UTC), _utc_time())
+    return sa.func.now()
+
+
+def later(connection: sa.Connection, seconds: float) -> Any:
+    """`clock` plus some seconds (or minus, when negative), as SQL."""
+    if connection.dialect.name == "sqlite":
+        return sa.literal(datetime.fromtimestamp(time.time() + seconds, UTC), _utc_time())
+    return sa.func.now() + sa.func.make_interval(0, 0, 0, 0, 0, 0, seconds)
+
+
+def _utc_time() -> Any:
+    from storage.tables import UtcTime
+
+    return UtcTime()
+
+
+def _is_transient(error: Exception) -> bool:
+    if isinstance(error, DBAPIError):
+        if error.connection_invalidated:
+            return True
+        return isinstance(error.orig, Exception) and _is_transient(error.orig)
+    if isinstance(error, psycopg.Error):
+        lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+        return lost or error.sqlstate in _POSTGRES_TRANSIENT
+    if isinstance(error, sqlite3.OperationalError):
+        return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return False
+
+
+def _create_engine(url: URL) -> sa.Engine:
+    if url.drivername.startswith("postgresql"):
+        return sa.create_engine(url, pool_pre_ping=True, pool_size=8, max_overflow=24, json_serializer=dumps)
+    parent = Path(str(url.database)).parent
+    if not parent.is_dir():
+        raise StoreUnavailable(f"the directory {parent} of the store {shown(url)} does not exist; create it")
+    engine = sa.create_engine(
+        url, connect_args={"timeout": BUSY_SECONDS}, pool_size=8, max_overflow=24, json_serializer=dumps
+    )
+    sa.event.listen(engine, "connect", _prepare_sqlite)
+    sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, record: Any) -> None:
+    # The driver must not begin transactions itself: it begins them deferred, and a deferred transaction that turns
+    # into a writer fails at once, without waiting, when another one wrote in between.
+    connection.isolation_level = None
+    for pragma in ("foreign_keys = ON", "synchronous = NORMAL", "temp_store = MEMORY"):
+        connection.execute(f"PRAGMA {pragma}")
+    _use_wal(connection)
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to write-ahead logging; the switch itself does not wait for other connections, so wait here."""
+    give_up = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not _is_transient(error) or time.monotonic() > give_up:
+                raise
+            time.sleep(0.02)
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    writing = connection.get_execution_options().get("nightdraft_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")

@@ -1,0 +1,59 @@
+"""What can go wrong in the store, by name. Every message says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """Base of every error that the store raises on purpose."""
+
+
+class StoreUnavailable(StorageError):
+    """The database cannot be reached, or the file is not a database."""
+
+
+class SchemaOutdated(StorageError):
+    """The database's schema revision is not the one that this version needs."""
+
+
+class UnknownJob(StorageError):
+    """No job, or more than one, answers to that id, name or prefix."""
+
+
+class JobExists(StorageError):
+    """A job of that name is already in the store."""
+
+
+class InvalidPlan(StorageError):
+    """The chunks of a new job do not cover its rows exactly once, in order."""
+
+
+class JobNotFinished(StorageError):
+    """The job has to be finished (or stopped) for this, and is not."""
+
+
+class JobStopped(StorageError):
+    """The job's state does not allow this."""
+
+
+class LeaseLost(StorageError):
+    """The chunk's epoch moved on: another worker has it, or it was reaped or cancelled. Nothing was written."""
+
+
+class ChunkIncomplete(StorageError):
+    """A chunk cannot be finished: some (row, sample) of it has no record yet."""
+
+
+class InputChanged(StorageError):
+    """An input file is not what it was when the job was submitted."""
+
+
+class InvalidQuery(StorageError):
+    """The SQL of the user was refused: not read-only, or the database reported an error."""
+
+
+class InputNotFound(StorageError):
+    """No file, directory or match under that input path."""
+
+
+class NotParquet(StorageError):
+    """A file is not readable Parquet: another format, or cut off."""

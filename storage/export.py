@@ -1,0 +1,230 @@
+"""Writing a job's results to one Parquet file, in input order, beside every input column."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+
+from storage.errors import JobNotFinished
+from storage.parquet import read_metadata, read_rows, require_unchanged
+from storage.reading import output_text
+from storage.records import InputFile, RowStatus
+from storage.store import Store
+from storage.tables import acceptance, results
+
+SLICE_ROWS = 1024
+"""Input rows joined with their results at a time."""
+SLICE_BYTES = 16 << 20
+GROUP_ROWS = 65536
+"""Rows in a row group of the file written, at most."""
+GROUP_BYTES = 64 << 20
+
+RESULT_FIELDS = (
+    pa.field("_row_index", pa.int64(), nullable=False),
+    pa.field("_sample", pa.int32(), nullable=False),
+    pa.field("_status", pa.string(), nullable=False),
+    pa.field("_error_code", pa.string()),
+    pa.field("_error_message", pa.string()),
+    pa.field("output_text", pa.string()),
+    pa.field("finish_reason", pa.string()),
+    pa.field("num_prompt_tokens", pa.int32()),
+    pa.field("num_output_tokens", pa.int32()),
+    pa.field("num_spec_steps", pa.int32()),
+    pa.field("num_draft_tokens", pa.int32()),
+    pa.field("num_accepted_draft_tokens", pa.int32()),
+)
+TOKEN_FIELDS = (
+    pa.field("output_token_ids", pa.list_(pa.int32())),
+    pa.field("logprobs", pa.string()),
+)
+"""Written on request. Log-probabilities come as the JSON that is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What an export wrote."""
+
+    path: str
+    num_rows: int
+    """Rows in the file: one per recorded (row, sample)."""
+    num_ok: int
+    num_errors: int
+    num_missing: int
+    """(row, sample) pairs without a record; 0 for a completed job."""
+    num_bytes: int
+    renamed: dict[str, str]
+    """Input columns that had the name of a result column, and the names that they have in the file."""
+
+
+def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, partial: bool = False) -> ExportReport:
+    """Write the recorded results of a job, by (row, sample), to the Parquet file `out`.
+
+    Every input column keeps its name and type; one that is named like a result column is kept as "input_" + name.
+    The file appears whole or not at all. Memory stays bounded. Raises `JobNotFinished` unless the job has ended or
+    `partial` is set, and `InputChanged` when an input file is not what was submitted.
+    """
+    job = store.get_job(job_id)
+    if not job.state.terminal and not partial:
+        raise JobNotFinished(
+            f"job {job.name!r} is {job.state.value}; wait until it has ended, or ask for the partial results"
+        )
+    files = store.input_files(job.id)
+    for file in files:
+        require_unchanged(file)
+    source = read_metadata(files[0].path).schema if files else pa.schema([])
+    fields = (*RESULT_FIELDS, *(TOKEN_FIELDS if token_ids else ()))
+    renamed = _renamed(source.names, [field.name for field in fields])
+    schema = pa.schema([field.with_name(renamed.get(field.name, field.name)) for field in source] + list(fields))
+    target = Path(out).expanduser()
+    with _Writer(target, schema) as writer:
+        for first_row, table in _slices(files, job.num_rows):
+            writer.add(_joined(store, job.id, first_row, table, fields, schema))
+        for file in files:
+            require_unchanged(file)
+    return ExportReport(
+        path=str(target),
+        num_rows=writer.num_rows,
+        num_ok=writer.num_ok,
+        num_errors=writer.num_rows - writer.num_ok,
+        num_missing=job.num_rows * job.num_samples - writer.num_rows,
+        num_bytes=target.stat().st_size,
+        renamed=renamed,
+    )
+
+
+class _Writer:
+    """A Parquet file that takes its name when it is whole."""
+
+    def __init__(self, target: Path, schema: pa.Schema) -> None:
+        self.target = target
+        self.temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        self.schema = schema
+        self.num_rows = 0
+        self.num_ok = 0
+        self._held: list[pa.Table] = []
+
+    def __enter__(self) -> _Writer:
+        self._file = self.temporary.open("wb")
+        self._parquet = pq.ParquetWriter(self._file, self.schema, compression="zstd")
+        return self
+
+    def add(self, table: pa.Table) -> None:
+        if not table.num_rows:
+            return
+        self._held.append(table)
+        self.num_rows += table.num_rows
+        self.num_ok += table["_status"].to_pylist().count(RowStatus.OK.value)
+        if (
+            sum(held.num_rows for held in self._held) >= GROUP_ROWS
+            or sum(held.nbytes for held in self._held) >= GROUP_BYTES
+        ):
+            self._flush()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if kind is None:
+                self._flush()
+                self._parquet.close()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                self.temporary.replace(self.target)
+        finally:
+            if not self._file.closed:
+                self._parquet.close()
+                self._file.close()
+            with suppress(FileNotFoundError):
+                self.temporary.unlink()
+
+    def _flush(self) -> None:
+        if self._held:
+            self._parquet.write_table(pa.concat_tables(self._held))
+            self._held.clear()
+
+
+def _renamed(columns: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+    used = {*columns, *taken}
+    renamed: dict[str, str] = {}
+    for name in columns:
+        if name in taken:
+            new = f"input_{name}"
+            while new in used:
+                new = f"input_{new}"
+            renamed[name] = new
+            used.add(new)
+    return renamed
+
+
+def _slices(files: Sequence[InputFile], limit: int) -> Iterator[tuple[int, pa.Table]]:
+    """The input's first `limit` rows as tables of bounded size, each with the index of its first row."""
+    for file in files:
+        first = file.first_row
+        held: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in read_rows(file.path, 0, min(file.num_rows, limit - file.first_row)):
+            held.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            if rows >= SLICE_ROWS or size >= SLICE_BYTES:
+                yield first, pa.Table.from_batches(held)
+                first += rows
+                held, rows, size = [], 0, 0
+        if held:
+            yield first, pa.Table.from_batches(held)
+
+
+def _joined(
+    store: Store, job_id: str, first_row: int, table: pa.Table, fields: Sequence[Any], schema: pa.Schema
+) -> pa.Table:
+    """The input rows that have a record, once per sample, with the result columns behind them."""
+    rows = store.database.read(_recorded, job_id, first_row, first_row + table.num_rows)
+    picked = table.take(pa.array([row.row_index - first_row for row in rows], pa.int64()))
+    columns = [pa.array([_value(row, field.name) for row in rows], field.type) for field in fields]
+    return pa.Table.from_arrays([*picked.columns, *columns], schema=schema)
+
+
+def _recorded(connection: sa.Connection, job_id: str, first: int, end: int) -> Sequence[Any]:
+    joined = sa.and_(
+        acceptance.c.job_id == results.c.job_id,
+        acceptance.c.row_index == results.c.row_index,
+        acceptance.c.sample == results.c.sample,
+    )
+    counts = (acceptance.c[name] for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"))
+    query = (
+        sa.select(
+            results.c.row_index,
+            results.c.sample,
+            results.c.status,
+            results.c.error_code,
+            results.c.error_message,
+            results.c.output_text,
+            results.c.output_bytes,
+            results.c.finish_reason,
+            results.c.num_prompt_tokens,
+            results.c.num_output_tokens,
+            results.c.output_token_ids,
+            sa.cast(results.c.logprobs, sa.Text).label("logprobs"),
+            *counts,
+        )
+        .select_from(results.outerjoin(acceptance, joined))
+        .where(results.c.job_id == job_id, results.c.row_index >= first, results.c.row_index < end)
+        .order_by(results.c.row_index, results.c.sample)
+    )
+    return connection.execute(query).all()
+
+
+def _value(row: Any, name: str) -> Any:
+    if name == "output_text":
+        return output_text(row)
+    if name == "_status":
+        return row.status.value
+    return getattr(row, name.removeprefix("_"))

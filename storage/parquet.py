@@ -1,0 +1,305 @@
+"""Parquet files, wherever they are: finding them, their metadata, and reading rows in bounded memory."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from fsspec.implementations.arrow import ArrowFSWrapper
+
+from storage.errors import InputChanged, InputNotFound, NotParquet
+from storage.records import InputFile
+
+SUFFIXES = (".parquet", ".parq", ".pq")
+BUFFER = 1 << 20
+"""Bytes read from a file at a time."""
+IDLE_READERS = 6
+"""Open files kept between calls, so that chunks read in order do not decode a row group from its start each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileMetadata:
+    """What a Parquet file says about itself, read without its rows."""
+
+    path: str
+    size: int
+    modified: str
+    schema: pa.Schema
+    row_groups: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.row_groups)
+
+    def as_input_file(self, index: int, first_row: int) -> InputFile:
+        """The record of this file as number `index` of a job's input, its first row being row `first_row`."""
+        return InputFile(
+            index=index,
+            path=self.path,
+            size=self.size,
+            modified=self.modified,
+            schema=schema_text(self.schema),
+            row_groups=self.row_groups,
+            first_row=first_row,
+        )
+
+
+def list_files(paths: Sequence[str]) -> list[str]:
+    """The Parquet files under these paths: files, globs and directories (all levels down), local or URLs.
+
+    Each path's files are sorted by name; a file that is named twice comes once. Local files come as absolute paths.
+    Names that begin with "_" or "." inside a directory are left out. Raises `InputNotFound`, naming the path.
+    """
+    found: dict[str, None] = {}
+    for path in paths:
+        matches = _remote_files(path) if _is_url(path) else _local_files(path)
+        found.update(dict.fromkeys(matches))
+    return list(found)
+
+
+def read_metadata(path: str) -> FileMetadata:
+    """A file's size, version, schema and row groups. Raises `InputNotFound` and `NotParquet`."""
+    size, modified = stat(path)
+    try:
+        with _open(path) as file:
+            metadata = file.metadata
+            groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+            return FileMetadata(path, size, modified, file.schema_arrow.remove_metadata(), groups)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise NotParquet(f"{path} is not a readable Parquet file (another format, or cut off?): {error}") from error
+
+
+def stat(path: str) -> tuple[int, str]:
+    """Size in bytes, and what changes when the file does: mtime in nanoseconds, or the object's etag."""
+    if not _is_url(path):
+        try:
+            info = Path(path).stat()
+        except OSError as error:
+            raise InputNotFound(f"cannot read {path}: {error.strerror}") from error
+        return info.st_size, str(info.st_mtime_ns)
+    filesystem, inner = _filesystem(path)
+    try:
+        info = filesystem.info(inner)
+    except FileNotFoundError as error:
+        raise InputNotFound(f"there is no file {path}") from error
+    version = next((info[key] for key in ("ETag", "etag", "mtime", "LastModified", "created") if info.get(key)), "")
+    return int(info["size"]), str(version)
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """One "name: type" per line: how a schema is kept and compared."""
+    return "\n".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def require_unchanged(file: InputFile) -> None:
+    """Raise `InputChanged`, naming the file and what changed, unless it is what was submitted."""
+    try:
+        now = read_metadata(file.path)
+    except (InputNotFound, NotParquet) as error:
+        raise InputChanged(f"input file {file.path} changed since the job was submitted: {error}") from error
+    differences = [
+        f"its {name} was {was} and is {is_now}"
+        for name, was, is_now in (
+            ("size", file.size, now.size),
+            ("number of rows", file.num_rows, now.num_rows),
+            ("schema", file.schema.replace("\n", ", "), schema_text(now.schema).replace("\n", ", ")),
+            ("row groups", file.row_groups, now.row_groups),
+            ("version (mtime or etag)", file.modified, now.modified),
+        )
+        if was != is_now
+    ]
+    if differences:
+        raise InputChanged(
+            f"input file {file.path} changed since the job was submitted: {'; '.join(differences)}."
+            " Put the old file back, or submit the new one as a new job"
+        )
+
+
+def read_rows(
+    path: str, file_row: int, num_rows: int, columns: Sequence[str] | None = None, batch_rows: int = 64
+) -> Iterator[pa.RecordBatch]:
+    """Rows `file_row` to `file_row + num_rows - 1` of a file, in order, at most `batch_rows` at a time.
+
+    `columns` None reads all; the order is the file's. Memory is bounded by a few pages per column, whatever the row
+    group. A read that starts where an earlier one ended goes on from there. Raises `InputNotFound`, `NotParquet`, and
+    `InputChanged` when the file has fewer rows.
+    """
+    key = (path, *stat(path), None if columns is None else tuple(columns), batch_rows)
+    reader = _pool.take(key, file_row) or _Reader(path, columns, batch_rows, file_row)
+    try:
+        yield from reader.read(file_row, num_rows)
+    except (pa.ArrowInvalid, OSError) as error:
+        reader.close()
+        raise NotParquet(f"{path} cannot be read at row {reader.position}: {error}") from error
+    except BaseException:
+        reader.close()
+        raise
+    _pool.put(key, reader)
+
+
+class _Reader:
+    """An open file and the place up to which its rows were taken."""
+
+    def __init__(self, path: str, columns: Sequence[str] | None, batch_rows: int, file_row: int) -> None:
+        self.path = path
+        self.file = _open(path)
+        self.columns = columns
+        groups, self.position = self._from_group_of(file_row)
+        names = None if columns is None else list(columns)
+        self.batches = self.file.iter_batches(batch_rows, row_groups=groups, columns=names, use_threads=False)
+        self.rest: pa.RecordBatch | None = None
+
+    def read(self, file_row: int, num_rows: int) -> Iterator[pa.RecordBatch]:
+        end = file_row + num_rows
+        while self.position < end:
+            batch = self._next(end)
+            skipped = max(file_row - self.position, 0)
+            kept = min(batch.num_rows, end - self.position)
+            self.rest = batch.slice(kept) if kept < batch.num_rows else None
+            self.position += kept
+            if skipped < kept:
+                yield batch.slice(skipped, kept - skipped)
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _next(self, end: int) -> pa.RecordBatch:
+        if self.rest is not None:
+            return self.rest
+        batch = next(self.batches, None)
+        if batch is None:
+            raise InputChanged(f"{self.path} has {self.position} rows, rows up to {end} were planned: it changed")
+        # Asking for "a" also gives a column named "a.b".
+        return batch if self.columns is None else batch.select([n for n in batch.schema.names if n in self.columns])
+
+    def _from_group_of(self, file_row: int) -> tuple[list[int], int]:
+        """The row groups from the one that holds a row on, and the first one's first row."""
+        metadata = self.file.metadata
+        first, start = 0, 0
+        while first < metadata.num_row_groups and start + metadata.row_group(first).num_rows <= file_row:
+            start += metadata.row_group(first).num_rows
+            first += 1
+        return list(range(first, metadata.num_row_groups)), start
+
+
+class _ReaderPool:
+    """Readers that nobody uses at the moment, the longest unused first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[tuple[Any, ...], _Reader]] = []
+
+    def take(self, key: tuple[Any, ...], file_row: int) -> _Reader | None:
+        """The idle reader of that file that has the least to skip."""
+        with self._lock:
+            fitting = [entry for entry in self._idle if entry[0] == key and entry[1].position <= file_row]
+            if not fitting:
+                return None
+            best = max(fitting, key=lambda entry: entry[1].position)
+            self._idle.remove(best)
+            return best[1]
+
+    def put(self, key: tuple[Any, ...], reader: _Reader) -> None:
+        with self._lock:
+            self._idle.append((key, reader))
+            dropped = [] if len(self._idle) <= IDLE_READERS else [self._idle.pop(0)]
+        for _, old in dropped:
+            old.close()
+
+
+_pool = _ReaderPool()
+
+
+def _open(path: str) -> pq.ParquetFile:
+    filesystem, inner = _arrow_filesystem(path)
+    try:
+        source = filesystem.open_input_file(inner)
+    except FileNotFoundError as error:
+        raise InputNotFound(f"there is no file {path}") from error
+    return pq.ParquetFile(source, pre_buffer=False, buffer_size=BUFFER)
+
+
+def _arrow_filesystem(path: str) -> tuple[pafs.FileSystem, str]:
+    if not _is_url(path):
+        return pafs.LocalFileSystem(), path
+    filesystem, inner = _filesystem(path)
+    return pafs.PyFileSystem(_handler(filesystem)), inner
+
+
+def _handler(filesystem: Any) -> Any:
+    # pyarrow's annotations take the class for abstract.
+    handler: Any = pafs.FSSpecHandler
+    return handler(filesystem)
+
+
+@lru_cache(maxsize=64)
+def _filesystem(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it; pyarrow's own where fsspec lacks the driver."""
+    try:
+        filesystem, inner = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        try:
+            arrow, inner = pafs.FileSystem.from_uri(url)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as second:
+            raise InputNotFound(f"cannot open {url}: {error}; {second}") from error
+        filesystem = ArrowFSWrapper(arrow)
+    return filesystem, inner
+
+
+def _is_url(path: str) -> bool:
+    return "://" in path
+
+
+def _local_files(path: str) -> list[str]:
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [str(place.absolute())]
+    if place.is_dir():
+        inside = sorted(file for file in place.rglob("*") if file.is_file() and _is_data(file.relative_to(place)))
+        if inside:
+            return [str(file.absolute()) for file in inside]
+        raise InputNotFound(f"the directory {path} holds no {', '.join(SUFFIXES)} file")
+    if glob.has_magic(path):
+        # Path.glob has no absolute patterns.
+        matches = sorted(name for name in glob.glob(str(place), recursive=True) if Path(name).is_file())  # noqa: PTH207
+        if matches:
+            return [str(Path(name).absolute()) for name in matches]
+        raise InputNotFound(f"no file matches {path}")
+    raise InputNotFound(f"there is no file or directory {path}{_near(place)}")
+
+
+def _near(place: Path) -> str:
+    names = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
+    near = difflib.get_close_matches(place.name, names, n=1)
+    return f"; did you mean {place.parent / near[0]}?" if near else ""
+
+
+def _is_data(relative: Path) -> bool:
+    return relative.suffix in SUFFIXES and not any(part.startswith(("_", ".")) for part in relative.parts)
+
+
+def _remote_files(url: str) -> list[str]:
+    filesystem, inner = _filesystem(url)
+    if glob.has_magic(inner):
+        matches = sorted(filesystem.glob(inner))
+    elif filesystem.isdir(inner):
+        root = inner.rstrip("/") + "/"
+        matches = sorted(name for name in filesystem.find(inner) if _is_data(Path(name.removeprefix(root))))
+    else:
+        matches = [inner] if filesystem.exists(inner) else []
+    if not matches:
+        raise InputNotFound(f"no Parquet file under {url}")
+    scheme = url.split("://", 1)[0]
+    return [
+        name if _is_url(name) else f"{scheme}://{name.lstrip('/') if scheme != 'file' else name}" for name in matches
+    ]

@@ -1,0 +1,70 @@
+"""SQL of the user's own, over the tables and views: read-only whatever the statement says."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import psycopg
+
+from storage.database import BUSY_SECONDS
+from storage.errors import InvalidQuery
+from storage.store import Store
+
+Rows = tuple[list[str], Iterator[tuple[Any, ...]]]
+
+
+def run_sql(store: Store, sql: str) -> Rows:
+    """Column names, and the rows as they come from the database, in bounded memory.
+
+    One statement, on a connection of its own that cannot write. Raises `InvalidQuery` with the database's message, for
+    several statements, for one that writes and for one that gives no rows.
+    """
+    rows = _sqlite_rows(store, sql) if store.database.is_sqlite else _postgres_rows(store, sql)
+    columns = cast(list[str], next(rows))
+    return columns, cast(Iterator[tuple[Any, ...]], rows)
+
+
+def _sqlite_rows(store: Store, sql: str) -> Iterator[Any]:
+    """The column names, then the rows."""
+    uri = Path(str(store.database.url.database)).absolute().as_uri() + "?mode=ro"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)) as connection:
+            connection.execute("PRAGMA query_only = ON")
+            cursor = connection.execute(sql)
+            yield _names(cursor.description)
+            yield from cursor
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise InvalidQuery(_message(error)) from error
+
+
+def _postgres_rows(store: Store, sql: str) -> Iterator[Any]:
+    url = store.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    try:
+        with psycopg.connect(url) as connection, connection.cursor() as cursor:
+            connection.execute("SET TRANSACTION READ ONLY")
+            # stream() sends one statement only: no second one can end the read-only transaction.
+            rows = cursor.stream(cast(Any, sql))
+            first = next(rows, None)
+            yield _names(cursor.description)
+            if first is not None:
+                yield first
+                yield from rows
+    except psycopg.Error as error:
+        raise InvalidQuery(_message(error)) from error
+
+
+def _names(description: Any) -> list[str]:
+    if not description:
+        raise InvalidQuery("the statement gives no rows; only queries can be run here")
+    return [column[0] for column in description]
+
+
+def _message(error: Exception) -> str:
+    text = str(error).strip()
+    if "readonly database" in text or "read-only transaction" in text:
+        return f"only queries can be run here, nothing that changes the store ({text})"
+    return text

@@ -1,0 +1,87 @@
+"""Bringing a database to the schema that this version needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from storage import views
+from storage.errors import SchemaOutdated
+
+_LOCK = 0x6E64_7261_6674
+"""Advisory lock key: one process migrates a PostgreSQL database at a time."""
+
+
+def head_revision() -> str:
+    """The revision that this version needs."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    assert head is not None
+    return head
+
+
+def current_revision(connection: sa.Connection) -> str | None:
+    """The revision of the database; None where no migration ever ran."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def is_empty(connection: sa.Connection) -> bool:
+    """Whether the database (on PostgreSQL: the current schema) has no table at all."""
+    return not sa.inspect(connection).get_table_names()
+
+
+def upgrade(connection: sa.Connection) -> None:
+    """Run the missing migrations and make the views anew, inside the caller's write transaction."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    revision = current_revision(connection)
+    if revision == head_revision():
+        return
+    _require_known(revision)
+    views.drop(connection)
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    views.create(connection)
+
+
+def upgrade_if_empty(connection: sa.Connection) -> None:
+    """Set up a database in which there is nothing yet; leave any other alone."""
+    if current_revision(connection) is None and is_empty(connection):
+        upgrade(connection)
+
+
+def require_head(connection: sa.Connection, name: str) -> None:
+    """Raise `SchemaOutdated` unless the database is at the revision that this version needs."""
+    revision = current_revision(connection)
+    if revision == head_revision():
+        return
+    _require_known(revision)
+    if revision is None:
+        raise SchemaOutdated(
+            f"the database {name} has tables, but none of nightdraft's; give the store a database (or schema) of its"
+            " own, or run `nightdraft db upgrade` to add its tables to this one"
+        )
+    raise SchemaOutdated(
+        f"the store {name} is at schema revision {revision}, this version needs {head_revision()}:"
+        " run `nightdraft db upgrade`"
+    )
+
+
+def _require_known(revision: str | None) -> None:
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise SchemaOutdated(
+            f"the store is at schema revision {revision}, which this version does not know:"
+            " it was upgraded by a newer nightdraft, so install that one"
+        )
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    return config

@@ -1,0 +1,115 @@
+"""What ran, where, and how busy it was: models, speculators, workers, engine samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from storage.database import clock
+from storage.tables import engine_samples, models, speculators, workers
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """One reading of an engine's gauges. The token and step counts are totals since the engine started."""
+
+    worker_id: str
+    sampled_at: datetime
+    job_id: str | None
+    num_running: int
+    num_waiting: int
+    num_kv_blocks_used: int
+    num_kv_blocks: int
+    num_output_tokens: int
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker process that has reported itself."""
+
+    worker_id: str
+    hostname: str
+    pid: int
+    started_at: datetime
+    last_seen: datetime
+
+
+def write_engine_samples(connection: sa.Connection, samples: Sequence[EngineSample]) -> None:
+    if samples:
+        statement = _insert(connection, engine_samples).on_conflict_do_nothing()
+        connection.execute(statement, [asdict(sample) for sample in samples])
+
+
+def worker_seen(connection: sa.Connection, worker_id: str, hostname: str, pid: int) -> None:
+    """Note that a worker lives: a row on its first report, `last_seen` on every later one."""
+    now = clock(connection)
+    values = {"worker_id": worker_id, "hostname": hostname, "pid": pid, "started_at": now, "last_seen": now}
+    changed = {"last_seen": now, "hostname": hostname, "pid": pid}
+    statement = _insert(connection, workers).values(values)
+    connection.execute(statement.on_conflict_do_update(index_elements=["worker_id"], set_=changed))
+
+
+def worker_gone(connection: sa.Connection, worker_id: str) -> None:
+    connection.execute(sa.delete(workers).where(workers.c.worker_id == worker_id))
+
+
+def list_workers(connection: sa.Connection) -> list[WorkerInfo]:
+    """All workers that reported themselves and did not sign off, the last seen first."""
+    rows = connection.execute(sa.select(workers).order_by(workers.c.last_seen.desc(), workers.c.worker_id))
+    return [WorkerInfo(*row) for row in rows]
+
+
+def record_model(
+    connection: sa.Connection,
+    job_id: str,
+    role: str,
+    name: str,
+    content_hash: str,
+    parameters: Mapping[str, Any],
+    report: Mapping[str, Any],
+) -> None:
+    values = {
+        "job_id": job_id,
+        "role": role,
+        "name": name,
+        "content_hash": content_hash,
+        "parameters": dict(parameters),
+        "report": dict(report),
+        "recorded_at": clock(connection),
+    }
+    connection.execute(_insert(connection, models).values(values).on_conflict_do_nothing())
+
+
+def record_speculator(
+    connection: sa.Connection, job_id: str, method: str, verify: str, parameters: Mapping[str, Any]
+) -> None:
+    values = {
+        "job_id": job_id,
+        "method": method,
+        "verify": verify,
+        "parameters": dict(parameters),
+        "recorded_at": clock(connection),
+    }
+    connection.execute(_insert(connection, speculators).values(values).on_conflict_do_nothing())
+
+
+def models_of(connection: sa.Connection, job_id: str) -> list[dict[str, Any]]:
+    query = sa.select(models).where(models.c.job_id == job_id).order_by(models.c.role.desc(), models.c.recorded_at)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def speculators_of(connection: sa.Connection, job_id: str) -> list[dict[str, Any]]:
+    query = sa.select(speculators).where(speculators.c.job_id == job_id).order_by(speculators.c.recorded_at)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _insert(connection: sa.Connection, table: sa.Table) -> Any:
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
