@@ -39,9 +39,7 @@ class NgramSpeculator:
         return cls(speculation.ngram_min, speculation.ngram_max)
 
     def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
-        return [
-            self._propose(seq, length) if length > 0 else EMPTY for seq, length in zip(seqs, lengths, strict=True)
-        ]
+        return [self._propose(seq, length) if length > 0 else EMPTY for seq, length in zip(seqs, lengths, strict=True)]
 
     def _propose(self, seq: Sequence, length: int) -> DraftTree:
         start = self._match(seq)
