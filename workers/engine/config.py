@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from workers.engine.errors import InvalidConfig
+from workers.engine.tree_shape import TreeShape
 
 METHODS = ("none", "ngram", "draft_model")
 VERIFY_RULES = ("exact",)
@@ -32,6 +33,10 @@ class SpeculationConfig:
     """Shortest suffix that counts as a match, tokens."""
     ngram_max: int = 5
     verify: str = "exact"
+
+    @property
+    def tree_shape(self) -> TreeShape:
+        return TreeShape(self.tree_width)
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)

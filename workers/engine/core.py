@@ -139,7 +139,7 @@ class EngineCore:
     def _with_trees(self, feeds: list[Feed]) -> list[Feed]:
         """Ask the speculator for trees where a sequence's last token is fed, as far as the pool has room."""
         emitting = [feed for feed in feeds if feed.logits]
-        if not emitting or self.speculator.width == 0:
+        if not emitting or self.speculator.max_nodes(1) == 0:
             return feeds
         seqs = [feed.seq for feed in emitting]
         lengths = self._affordable(seqs, self.controller.plan(seqs))
@@ -150,11 +150,10 @@ class EngineCore:
 
     def _affordable(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[int]:
         """Shorten drafts to what the pool can hold now: drafting never preempts anybody."""
-        width = self.speculator.width
         granted = []
         for seq, length in zip(seqs, lengths, strict=True):
-            length = min(length, max(0, (self.cache.room(seq) - len(seq)) // width))
-            self.cache.reserve(seq, len(seq) + length * width)
+            while not self.cache.reserve(seq, len(seq) + self.speculator.max_nodes(length)):
+                length -= 1
             granted.append(length)
         return granted
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 ROOT = -1
 """The parent of first-level nodes: the last token of the sequence itself."""
@@ -19,6 +21,9 @@ class DraftTree:
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    probabilities: torch.Tensor | None = field(default=None, compare=False, repr=False)
+    """[N, V] float32: the distribution that each node was drawn from, earlier siblings not yet removed; kept only for
+    verification rules that need it. None: the draft is deterministic, or drawn with the target's own noise."""
 
     @classmethod
     def chain(cls, tokens: Iterable[int]) -> DraftTree:

@@ -1,4 +1,4 @@
-"""A smaller causal LM proposes: a chain, or a tree of the best `width` candidates per level (SpecInfer-style beams).
+"""A smaller causal LM proposes: a chain, or a tree of any `TreeShape`.
 
 It draws with the target's own noise, argmax(log q + g), so where draft and target agree on the distribution they
 agree on the token, at any temperature.
@@ -12,11 +12,11 @@ from workers.engine.batch import Batch, Feed
 from workers.engine.kv_cache import KVCache
 from workers.engine.models.executor import Executor
 from workers.engine.models.loading import load_draft
-from workers.engine.sampler import RowContext, perturbed_top_k
 from workers.engine.sequence import Sequence
-from workers.engine.speculators.growth import TreeGrowth
+from workers.engine.speculators.growth import TreeGrowth, extend_all
 from workers.engine.speculators.speculator import SpeculatorContext
 from workers.engine.tree import EMPTY, DraftTree
+from workers.engine.tree_shape import TreeShape
 from workers.engine.verifier import Verdict
 
 
@@ -26,15 +26,15 @@ class DraftModelSpeculator:
     name = "draft_model"
 
     def __init__(
-        self, executor: Executor, cache: KVCache, *, width: int, target_vocab: int, max_step_tokens: int
+        self, executor: Executor, cache: KVCache, *, shape: TreeShape, target_vocab: int, max_step_tokens: int
     ) -> None:
-        self.width = width
         self.cache = cache
+        self._shape = shape
         self._executor = executor
         self._target_vocab = target_vocab
         self._max_step_tokens = max_step_tokens
-        self._num_fed: dict[Sequence, int] = {}
-        """Nodes of the last tree that have draft KV."""
+        self._growths: dict[Sequence, TreeGrowth] = {}
+        """The last trees; their expanded nodes have draft KV."""
 
     @classmethod
     def create(cls, context: SpeculatorContext) -> DraftModelSpeculator:
@@ -46,26 +46,27 @@ class DraftModelSpeculator:
         return cls(
             draft.executor,
             cache,
-            width=config.speculation.tree_width,
+            shape=config.speculation.tree_shape,
             target_vocab=context.target.executor.vocab_size,
             max_step_tokens=config.max_step_tokens,
         )
 
+    def max_nodes(self, length: int) -> int:
+        return self._shape.max_nodes(length)
+
     def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
-        growths = {
-            seq: TreeGrowth(seq, length, self.width, self._target_vocab)
+        self._growths = {
+            seq: TreeGrowth(seq, length, self._shape, self._target_vocab)
             for seq, length in zip(seqs, lengths, strict=True)
             if length > 0 and self._reserve(seq, length)
         }
-        growing = list(growths.values())
-        if growing:
-            self._catch_up([growth.seq for growth in growing])
-        while growing:
-            growing = self._grow_level(growing)
-        return [growths[seq].tree() if seq in growths else EMPTY for seq in seqs]
+        self._catch_up(list(self._growths))
+        while growing := [growth for growth in self._growths.values() if growth.growing]:
+            self._grow_level(growing)
+        return [self._growths[seq].tree() if seq in self._growths else EMPTY for seq in seqs]
 
     def _reserve(self, seq: Sequence, length: int) -> bool:
-        longest = len(seq) + self.width * length
+        longest = len(seq) + self._shape.max_expanded(length)
         if longest > self._executor.max_model_len:
             return False
         if not self.cache.holds(seq):
@@ -93,42 +94,33 @@ class DraftModelSpeculator:
         self.cache.announce(seq, end)
         return Feed(seq, start, end, logits=end == len(seq))
 
-    def _grow_level(self, growing: list[TreeGrowth]) -> list[TreeGrowth]:
+    def _grow_level(self, growing: Seq[TreeGrowth]) -> None:
         """One draft pass over every frontier: the last tokens first, then the newest nodes."""
         feeds = [self._frontier(growth) for growth in growing]
-        batch = Batch.pack(feeds, self.cache)
-        logits = self._executor.forward(batch, self.cache).logits
-        contexts = [RowContext(growth.seq, path) for growth in growing for path in growth.frontier_paths()]
-        tokens, scores = perturbed_top_k(logits[: len(contexts)], contexts, self.width)
-        row = 0
+        logits = self._executor.forward(Batch.pack(feeds, self.cache), self.cache).logits
         for growth, feed in zip(growing, feeds, strict=True):
             if feed.end > feed.start:
                 self.cache.commit(growth.seq, feed.end)
-            self._num_fed[growth.seq] = len(growth)
-            count = len(growth.frontier_paths())
-            growth.extend(tokens[row : row + count].tolist(), scores[row : row + count].tolist())
-            row += count
-        return [growth for growth in growing if growth.growing]
+        extend_all(growing, logits)
 
     def _frontier(self, growth: TreeGrowth) -> Feed:
         seq = growth.seq
-        if len(growth) == 0:
+        if growth.num_expanded == 0:
             return self._feed(seq, min(self.cache.num_cached(seq), len(seq) - 1), len(seq))
-        return Feed(seq, len(seq), len(seq), growth.tree(), first_node=growth.first_of_frontier)
+        return Feed(seq, len(seq), len(seq), growth.expanded_tree(), first_node=growth.first_of_frontier)
 
     def update(self, verdicts: Seq[Verdict]) -> None:
         moves = []
         for verdict in verdicts:
             seq = verdict.seq
-            fed = self._num_fed.pop(seq, None)
-            if fed is None:
-                continue
-            first = len(seq) - verdict.emitted
-            path = [node for node in verdict.path if node < fed]
-            moves.append((seq, first, path))
-            self.cache.commit(seq, first + len(path))
+            growth = self._growths.pop(seq, None)
+            if growth is not None:
+                first = len(seq) - verdict.emitted
+                path = growth.expanded_path(verdict.path)
+                moves.append((seq, first, path))
+                self.cache.commit(seq, first + len(path))
         self.cache.gather_paths(moves)
 
     def release(self, seq: Sequence) -> None:
-        self._num_fed.pop(seq, None)
+        self._growths.pop(seq, None)
         self.cache.free(seq)

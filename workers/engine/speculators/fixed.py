@@ -16,8 +16,11 @@ class FixedSpeculator:
     name = "fixed"
 
     def __init__(self, propose_one: Callable[[Sequence, int], DraftTree], width: int = 1) -> None:
-        self.width = width
+        self._width = width
         self._propose_one = propose_one
+
+    def max_nodes(self, length: int) -> int:
+        return self._width * length
 
     def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
         return [

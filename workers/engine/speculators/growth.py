@@ -1,68 +1,163 @@
-"""Growing a draft tree level by level from scored candidates."""
+"""Growing a draft tree level by level from scored candidates; every drafter that scores tokens shares it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
+import torch
+
+from workers.engine.sampler import RowContext, perturbed_top_k
 from workers.engine.sequence import Sequence
 from workers.engine.tree import ROOT, DraftTree
+from workers.engine.tree_shape import RankPath, TreeShape
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    token: int
+    parent: int
+    score: float
+    path: tuple[int, ...]
+    """Tokens from the first level down to this one."""
+    ranks: RankPath
 
 
 class TreeGrowth:
-    """The draft tree of one sequence while it is drafted: each level keeps the best `width` candidates.
+    """The draft tree of one sequence while it is drafted.
 
-    A candidate's score is what its path gives away against always taking the best one: the sum of
-    (log q + g) - max(log q + g) over its nodes. With the target's noise in g, the path that gives away nothing is the
-    one that the target takes if it agrees with the draft. Width 1 is a chain.
+    A candidate's score is the sum over its path of log q when the request is greedy. At temperature > 0 it is what the
+    path gives away against always taking the best, the sum of (log q + g) - max(log q + g): with the target's noise in
+    g, the path that gives away nothing is the one that the target takes if it agrees with the draft.
     """
 
-    def __init__(self, seq: Sequence, depth: int, width: int, vocab_size: int) -> None:
+    def __init__(self, seq: Sequence, depth: int, shape: TreeShape, vocab_size: int) -> None:
         self.seq = seq
-        self._levels_left = depth
-        self._width = width
+        self._shape = shape
+        self._levels_left = min(depth, shape.max_depth or depth)
         self._vocab_size = vocab_size
-        self._tokens: list[int] = []
-        self._parents: list[int] = []
-        self._scores: list[float] = []
-        self._paths: list[tuple[int, ...]] = []
+        self._greedy = seq.params.temperature == 0.0
+        self._candidates: list[_Candidate] = []
+        self._expanded: list[int] = []
+        """Candidates that were, or are about to be, fed to the drafter."""
         self._frontier: list[int] = [ROOT]
-
-    def __len__(self) -> int:
-        return len(self._tokens)
+        self._fixed = frozenset(shape.paths)
 
     @property
     def growing(self) -> bool:
         return self._levels_left > 0 and bool(self._frontier)
 
     @property
+    def num_expanded(self) -> int:
+        return len(self._expanded)
+
+    @property
     def first_of_frontier(self) -> int:
-        return self._frontier[0]
+        """Index of the frontier's first node in `expanded_tree`."""
+        return len(self._expanded) - len(self._frontier)
+
+    @property
+    def num_children(self) -> int:
+        """How many candidates `extend` wants for each frontier node."""
+        if not self._fixed:
+            return self._shape.width
+        depth = 1 + max((len(self._ranks(node)) for node in self._frontier), default=0)
+        return 1 + max((path[-1] for path in self._fixed if len(path) == depth), default=0)
 
     def frontier_paths(self) -> list[tuple[int, ...]]:
-        """Token path of each node to expand, in node order; the root's is empty."""
-        return [() if node == ROOT else self._paths[node] for node in self._frontier]
+        """Token path of each node to expand, in order; the root's is empty."""
+        return [() if node == ROOT else self._candidates[node].path for node in self._frontier]
+
+    def expanded_tree(self) -> DraftTree:
+        """The nodes that the drafter has to feed, the frontier last."""
+        return self._subtree(self._expanded)
 
     def extend(self, tokens: Seq[Seq[int]], scores: Seq[Seq[float]]) -> None:
-        """Add a level. `tokens` and `scores` are [frontier, k], best first in each row."""
-        candidates = [
-            (score - row_scores[0] + (0.0 if node == ROOT else self._scores[node]), node, token)
+        """Add a level. `tokens` and `scores` are [frontier, at least num_children], best first in each row."""
+        level = [
+            candidate
             for node, row_tokens, row_scores in zip(self._frontier, tokens, scores, strict=True)
-            for token, score in zip(row_tokens, row_scores, strict=True)
-            if self._worth_drafting(token, score)
+            for candidate in self._children(node, row_tokens, row_scores)
         ]
-        candidates.sort(key=lambda candidate: -candidate[0])
-        first = len(self._tokens)
-        for score, parent, token in candidates[: self._width]:
-            self._tokens.append(token)
-            self._parents.append(parent)
-            self._scores.append(score)
-            self._paths.append((*(() if parent == ROOT else self._paths[parent]), token))
-        self._frontier = list(range(first, len(self._tokens)))
+        first = len(self._candidates)
+        best = sorted(range(len(level)), key=lambda index: (-level[index].score, index))[: self._shape.width]
+        if not self._fixed and self._shape.nodes is None:
+            level = [level[index] for index in best]
+            best = list(range(len(level)))
+        self._candidates.extend(level)
         self._levels_left -= 1
+        self._frontier = []
+        if self._levels_left > 0:
+            chosen = range(len(level)) if self._fixed else sorted(best)
+            self._frontier = [first + index for index in chosen if self._may_expand(level[index])]
+            self._expanded.extend(self._frontier)
+
+    def _children(self, node: int, tokens: Seq[int], scores: Seq[float]) -> list[_Candidate]:
+        parent = None if node == ROOT else self._candidates[node]
+        base = parent.score if parent else 0.0
+        children = []
+        for rank, (token, score) in enumerate(zip(tokens, scores, strict=True)):
+            ranks = (*self._ranks(node), rank)
+            if self._wants(ranks) and self._worth_drafting(token, score):
+                gain = score if self._greedy else score - scores[0]
+                path = (*(parent.path if parent else ()), token)
+                children.append(_Candidate(token, node, base + gain, path, ranks))
+        return children
+
+    def _ranks(self, node: int) -> RankPath:
+        return () if node == ROOT else self._candidates[node].ranks
+
+    def _wants(self, ranks: RankPath) -> bool:
+        return ranks in self._fixed if self._fixed else ranks[-1] < self._shape.width
+
+    def _may_expand(self, candidate: _Candidate) -> bool:
+        if not self._fixed:
+            return True
+        return any(path[:-1] == candidate.ranks for path in self._fixed)
 
     def _worth_drafting(self, token: int, score: float) -> bool:
         """A token that ends the sequence gains nothing: the target emits it as the bonus anyway."""
         return score > float("-inf") and token < self._vocab_size and not self.seq.ends_with(token)
 
     def tree(self) -> DraftTree:
-        return DraftTree(tuple(self._tokens), tuple(self._parents))
+        """The finished tree."""
+        return self._subtree(self._kept())
+
+    def expanded_path(self, path: Seq[int]) -> list[int]:
+        """Where the nodes of an accepted path of `tree` lie in `expanded_tree`, as far down as they were fed."""
+        kept = self._kept()
+        place = {candidate: index for index, candidate in enumerate(self._expanded)}
+        fed = [place.get(kept[node]) for node in path]
+        return [index for index in fed[: fed.index(None) if None in fed else None] if index is not None]
+
+    def _kept(self) -> list[int]:
+        """Candidates of the tree in creation order. Scores never rise along a path, so the best form a tree; on a tie
+        the earlier candidate wins, and parents are earlier than their children."""
+        indices = range(len(self._candidates))
+        if self._shape.nodes is None:
+            return list(indices)
+        ranked = sorted(indices, key=lambda index: (-self._candidates[index].score, index))
+        return sorted(ranked[: self._shape.nodes])
+
+    def _subtree(self, members: Seq[int]) -> DraftTree:
+        index = {candidate: node for node, candidate in enumerate(members)}
+        chosen = [self._candidates[candidate] for candidate in members]
+        return DraftTree(
+            tuple(candidate.token for candidate in chosen),
+            tuple(ROOT if candidate.parent == ROOT else index[candidate.parent] for candidate in chosen),
+        )
+
+
+def extend_all(growing: Seq[TreeGrowth], logits: torch.Tensor) -> None:
+    """Add a level to every tree from the draft's logits, [frontier nodes of all trees in order, V].
+
+    The candidates are the top of log q + g with the request's own noise (log q alone when greedy).
+    """
+    contexts = [RowContext(growth.seq, path) for growth in growing for path in growth.frontier_paths()]
+    count = max(growth.num_children for growth in growing)
+    tokens, scores = perturbed_top_k(logits[: len(contexts)], contexts, count)
+    token_rows, score_rows, row = tokens.tolist(), scores.tolist(), 0
+    for growth in growing:
+        end = row + len(growth.frontier_paths())
+        growth.extend(token_rows[row:end], score_rows[row:end])
+        row = end

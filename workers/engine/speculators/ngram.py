@@ -27,7 +27,6 @@ class NgramSpeculator:
     """
 
     name = "ngram"
-    width = 1
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(longest, shortest - 1, -1)
@@ -37,6 +36,9 @@ class NgramSpeculator:
     def create(cls, context: SpeculatorContext) -> NgramSpeculator:
         speculation = context.config.speculation
         return cls(speculation.ngram_min, speculation.ngram_max)
+
+    def max_nodes(self, length: int) -> int:
+        return length
 
     def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
         return [self._propose(seq, length) if length > 0 else EMPTY for seq, length in zip(seqs, lengths, strict=True)]

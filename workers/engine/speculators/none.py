@@ -12,11 +12,13 @@ from workers.engine.verifier import Verdict
 
 class NoSpeculator:
     name = "none"
-    width = 0
 
     @classmethod
     def create(cls, context: SpeculatorContext) -> NoSpeculator:
         return cls()
+
+    def max_nodes(self, length: int) -> int:
+        return 0
 
     def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
         return [EMPTY] * len(seqs)

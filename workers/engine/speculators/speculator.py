@@ -19,9 +19,8 @@ class Speculator(Protocol):
 
     @property
     def name(self) -> str: ...
-    @property
-    def width(self) -> int:
-        """Most nodes per level; a tree of length d has at most d * width nodes."""
+    def max_nodes(self, length: int) -> int:
+        """Most nodes of a tree that is `length` levels deep."""
         ...
 
     def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:

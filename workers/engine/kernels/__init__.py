@@ -1,0 +1,1 @@
+"""Compiled CPU kernels: attention over the paged cache and counter-based noise."""

@@ -1,0 +1,137 @@
+"""Compiled loops on torch's own OpenMP threads.
+
+After a matrix product torch's OpenMP workers spin for a while, waiting for the next one. A second pool (numba's, or
+plain threads) has to fight them for the cores; a team of the same pool starts within a microsecond or two. So a kernel
+here is one C function which every thread of a team runs, and the threads share its tasks through an atomic counter.
+
+numba caches a compiled kernel by the time stamp of the kernel's own file only: after an edit to a function inlined from
+another file, delete __pycache__/*.nb?.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import torch
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+Launch = Callable[[int, Any, int], None]
+
+CLAIMED, TASKS, ARGUMENTS = 0, 1, 2
+"""Where a kernel's block keeps the number of claimed tasks, the number of tasks, and its first own argument."""
+
+_log = logging.getLogger(__name__)
+_compiling = threading.Lock()
+
+
+def inlined(function: F) -> F:
+    """Compile `function` for use inside a kernel, always inlined: constants fold and vectors stay in registers.
+
+    Strict IEEE arithmetic (no fastmath): the bits of a result must not depend on what the optimiser sees around it.
+    """
+    return cast(F, numba.njit(forceinline=True, error_model="numpy")(function))
+
+
+def operation(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make `emit(builder, *values)`, which writes LLVM code, callable from kernels as `result(*parameters)`."""
+
+    def define(emit: Callable[..., Any]) -> Any:
+        def lower(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            value = emit(builder, *values)
+            return context.get_dummy_value() if value is None else value
+
+        def typed(typing_context: Any, *arguments: Any) -> Any:
+            return result(*parameters), lower
+
+        typed.__signature__ = inspect.signature(emit)  # type: ignore[attr-defined]
+        typed.__name__ = emit.__name__
+        return intrinsic(typed)
+
+    return define
+
+
+_BLOCK: Any = types.CPointer(types.int64)
+
+
+@operation(types.int64, _BLOCK)
+def claim(builder: Any, block: Any) -> Any:
+    """Take the next task: atomically `block[CLAIMED]++`. From `block[TASKS]` on there is nothing left to do."""
+    return builder.atomic_rmw("add", block, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+
+class Kernel:
+    """A parallel loop: `body(block)` runs once per thread and claims tasks until none is left.
+
+    `block` is an int64 pointer: claimed tasks, number of tasks, then the call's arguments (integers and addresses).
+    Compiled on first use and cached on disk; holds no lock and no GIL while it runs, so any Python threads may call it
+    at the same time (each is the master of its own OpenMP team).
+    """
+
+    def __init__(self, body: Callable[[Any], None]) -> None:
+        self._body = body
+        self._compiled: Any = None
+
+    def __call__(self, tasks: int, *arguments: int) -> None:
+        """Run `tasks` tasks on up to `torch.get_num_threads()` threads and wait for them."""
+        block = (ctypes.c_int64 * (ARGUMENTS + len(arguments)))(0, tasks, *arguments)
+        threads = min(torch.get_num_threads(), tasks)
+        if threads > 1:
+            _launcher()(self.compile(), block, threads)
+        elif threads == 1:
+            _entry(self.compile())(block)
+
+    def compile(self) -> int:
+        """Address of the machine code, compiled or loaded from the cache on first use."""
+        if self._compiled is None:
+            with _compiling:
+                # The object owns the code: a second one must never replace it while a thread runs the first.
+                if self._compiled is None:
+                    decorate = numba.cfunc(types.void(_BLOCK), cache=True, error_model="numpy")
+                    self._compiled = decorate(self._body)
+        return self._compiled.address  # type: ignore[no-any-return]
+
+
+@cache
+def _entry(address: int) -> Callable[[Any], None]:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+
+@cache
+def _launcher() -> Launch:
+    """`GOMP_parallel` as libtorch_cpu itself resolves it: from libgomp, or from a libomp, which offers it too."""
+    for library in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+        try:
+            parallel = ctypes.CDLL(str(library)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        parallel.restype = None
+        return lambda address, block, threads: parallel(address, block, threads, 0)
+    _log.warning("torch's OpenMP runtime was not found: kernels run on Python threads, which start more slowly")
+    return _on_python_threads
+
+
+def _on_python_threads(address: int, block: Any, threads: int) -> None:
+    helpers = [_python_threads().submit(_entry(address), block) for _ in range(threads - 1)]
+    _entry(address)(block)
+    for helper in helpers:
+        # A helper which is still queued would find no task left, so only those under way are worth waiting for.
+        if not helper.cancel():
+            helper.result()
+
+
+@cache
+def _python_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=max(1, torch.get_num_threads() - 1), thread_name_prefix="kernel")

@@ -1,0 +1,7 @@
+"""The sampler: a pure function of (logits row, sampling parameters, tokens so far, key, position)."""
+
+from workers.engine.sampler.checks import SamplingFailed, validate_params
+from workers.engine.sampler.context import RowContext
+from workers.engine.sampler.pipeline import Sampled, perturbed_top_k, sample
+
+__all__ = ["RowContext", "Sampled", "SamplingFailed", "perturbed_top_k", "sample", "validate_params"]
