@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from storage.parquet import read_metadata
 from storage.records import Chunk, InputFile, InputSpec
 from workers.errors import UnreadableInput
 from workers.rows import Row, read_chunk
@@ -20,7 +22,7 @@ PROMPTS = InputSpec(paths=("x",), prompt_column="prompt", id_column="id")
 def write(path: Path, columns: dict[str, Any], row_group_size: int = 100) -> InputFile:
     table = pa.table(columns)
     pq.write_table(table, path, row_group_size=row_group_size)
-    return InputFile(0, str(path), 0, "", "", (table.num_rows,), 1000)
+    return read_metadata(str(path)).as_input_file(0, first_row=1000)
 
 
 def read(file: InputFile, spec: InputSpec = PROMPTS, *, first: int = 0, num_rows: int | None = None) -> list[Row]:
@@ -70,9 +72,7 @@ def test_messages_arrive_as_lists_of_structs(tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_utf8_is_a_problem_of_its_own_row(tmp_path: Path) -> None:
-    broken = pa.Array.from_buffers(
-        pa.string(), 3, pa.array([b"ok", b"a\xed\xa0\x80", b"fine"], pa.binary()).buffers()
-    )
+    broken = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ok", b"a\xed\xa0\x80", b"fine"], pa.binary()).buffers())
     file = write(tmp_path / "x.parquet", {"prompt": broken, "note": broken})
     first, second, third = read(file, InputSpec(paths=("x",), prompt_column="prompt"))
     assert (first.text, third.text) == ("ok", "fine")
@@ -81,7 +81,7 @@ def test_text_that_is_not_utf8_is_a_problem_of_its_own_row(tmp_path: Path) -> No
     assert second.carried == {"note": None}
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut off", "another column", "shorter"])
+@pytest.mark.parametrize("damage", ["gone", "cut off", "another column", "shorter", "written again"])
 def test_input_that_is_not_what_was_submitted_is_named(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "x.parquet"
     file = write(path, {"prompt": ["a", "b", "c"]})
@@ -91,7 +91,9 @@ def test_input_that_is_not_what_was_submitted_is_named(tmp_path: Path, damage: s
         path.write_bytes(path.read_bytes()[:-20])
     elif damage == "another column":
         write(path, {"text": ["a", "b", "c"]})
-    else:
+    elif damage == "shorter":
         write(path, {"prompt": ["a"]})
+    else:
+        os.utime(path, ns=(1, 1))
     with pytest.raises(UnreadableInput, match=r"x\.parquet"):
         read(file)

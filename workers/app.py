@@ -1,0 +1,107 @@
+"""The Celery application of the workers, and the function behind `nightdraft worker`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+from celery.signals import worker_shutting_down
+
+from storage.store import Store
+from storage.wire import QUEUE_NAME, broker_settings, redacted
+from workers.host import EngineFactory, real_engine
+from workers.tasks import register
+from workers.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CONCURRENCY = 3
+"""Chunks at a time: while one runs out of rows the others keep the running batch full."""
+
+STOP_SECONDS = 8.0
+"""After SIGTERM a worker that is not through by then ends at once; leases and messages come back by themselves."""
+
+
+def create_app(broker_url: str, overrides: Mapping[str, Any] | None = None) -> Celery:
+    """The worker's Celery app: delivery as agreed on the wire, threads pool, nothing that talks to other workers.
+
+    `overrides` are Celery settings put over these, for tests. Raises `storage.wire.UnsupportedBroker`.
+    """
+    app = Celery("nightdraft", set_as_current=False)
+    app.conf.update(broker_settings(broker_url))
+    app.conf.update(
+        worker_pool="threads",
+        # The store knows which workers live; remote control would add queues whose reconnect is known to stall.
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_redirect_stdouts=False,
+        # After a reconnect the claims of running chunks make redelivered messages harmless, so take new ones at once.
+        worker_enable_prefetch_count_reduction=False,
+    )
+    app.conf.update(overrides or {})
+    return app
+
+
+def run_worker(
+    broker_url: str,
+    store_url: str,
+    concurrency: int = DEFAULT_CONCURRENCY,
+    *,
+    loglevel: str = "INFO",
+    factory: EngineFactory = real_engine,
+    overrides: Mapping[str, Any] | None = None,
+) -> int:
+    """Process chunks until SIGTERM or SIGINT; returns the exit code.
+
+    On a signal it takes no more chunks, records what finished, releases its leases and returns within `STOP_SECONDS`;
+    past that it ends the process. Call it from the main thread. Raises what `Store.open` raises.
+    """
+    app = create_app(broker_url, overrides)
+    with Store.open(store_url) as store, Worker(store, factory=factory) as worker:
+        register(app, worker)
+        drain = _Drain(worker)
+        worker_shutting_down.connect(drain)
+        try:
+            logger.info("worker %s: broker %s, %d chunks at a time", worker.id, redacted(broker_url), concurrency)
+            return _serve(app, concurrency, loglevel)
+        finally:
+            worker_shutting_down.disconnect(drain)
+
+
+def _serve(app: Celery, concurrency: int, loglevel: str) -> int:
+    controller = app.Worker(
+        pool="threads",
+        concurrency=concurrency,
+        hostname=f"nightdraft-{os.getpid()}@{socket.gethostname()}",
+        queues=[QUEUE_NAME],
+        loglevel=loglevel,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        quiet=True,
+    )
+    controller.start()
+    return int(controller.exitcode or 0)
+
+
+class _Drain:
+    """Receiver of Celery's shutdown signal: tells the chunks to let go, and sees to it that the process ends."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __call__(self, **signal: Any) -> None:
+        self._worker.stop.set()
+        deadline = threading.Timer(STOP_SECONDS, self._end)
+        deadline.daemon = True
+        deadline.start()
+
+    def _end(self) -> None:
+        logger.error("worker %s was not through after %g s and ends now", self._worker.id, STOP_SECONDS)
+        logging.shutdown()
+        os._exit(1)

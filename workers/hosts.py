@@ -1,0 +1,124 @@
+"""The one engine of a process, shared by its chunks and replaced when a job needs another or when it broke."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from workers.engine.config import EngineConfig
+from workers.errors import GaveUp
+from workers.host import EngineFactory, EngineHost, real_engine
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+
+
+class EngineHosts:
+    """Hands out the process's engine. Chunks of one engine section share it; a chunk with another section waits until
+    they are through, and those that come after it wait behind it, so that nobody starves."""
+
+    def __init__(self, factory: EngineFactory = real_engine) -> None:
+        self._factory = factory
+        self._changed = threading.Condition()
+        self._line: deque[object] = deque()
+        self._slot: _Slot | None = None
+
+    @contextmanager
+    def use(self, config: EngineConfig, give_up: Callable[[], bool]) -> Iterator[EngineHost]:
+        """A running engine of this configuration, for as long as the block runs.
+
+        Raises what loading the engine raises, and `GaveUp` as soon as `give_up()` is true while waiting; a load that
+        has begun goes on for those who come later.
+        """
+        slot = self._enter(config, give_up)
+        try:
+            while not slot.ready.wait(_POLL_SECONDS):
+                if give_up():
+                    raise GaveUp("the engine was still loading")
+            if slot.error is not None:
+                raise slot.error
+            yield slot.host
+        finally:
+            with self._changed:
+                slot.users -= 1
+                self._changed.notify_all()
+
+    @property
+    def running(self) -> EngineHost | None:
+        """The engine, when one is loaded and works."""
+        slot = self._slot
+        return slot.host if slot is not None and slot.usable and slot.ready.is_set() else None
+
+    def close(self) -> None:
+        """Stop the engine. Nobody may use it any more."""
+        with self._changed:
+            slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.stop()
+
+    def _enter(self, config: EngineConfig, give_up: Callable[[], bool]) -> _Slot:
+        ticket = object()
+        with self._changed:
+            self._line.append(ticket)
+            try:
+                while not (self._line[0] is ticket and self._free_for(config)):
+                    if give_up():
+                        raise GaveUp("another engine was still in use")
+                    self._changed.wait(_POLL_SECONDS)
+                return self._join(config)
+            finally:
+                self._line.remove(ticket)
+                self._changed.notify_all()
+
+    def _free_for(self, config: EngineConfig) -> bool:
+        slot = self._slot
+        return slot is None or slot.users == 0 or (slot.usable and slot.host.config == config)
+
+    def _join(self, config: EngineConfig) -> _Slot:
+        slot = self._slot
+        if slot is None or not slot.usable or slot.host.config != config:
+            slot = self._slot = _Slot(EngineHost(config, factory=self._factory), replaces=slot)
+        slot.users += 1
+        return slot
+
+
+class _Slot:
+    """An engine host with the threads that use it. Loads in a thread of its own, so that waiting can be given up."""
+
+    def __init__(self, host: EngineHost, replaces: _Slot | None) -> None:
+        self.host = host
+        self.users = 0
+        self.ready = threading.Event()
+        self.error: Exception | None = None
+        threading.Thread(target=self._load, args=(replaces,), name="engine-load", daemon=True).start()
+
+    @property
+    def usable(self) -> bool:
+        return self.error is None and not self.host.failed
+
+    def stop(self) -> None:
+        self.ready.wait()
+        if self.error is None:
+            self.host.stop()
+
+    def _load(self, replaces: _Slot | None) -> None:
+        try:
+            if replaces is not None:
+                _stop_replaced(replaces)
+            self.host.start()
+        except Exception as error:
+            self.error = error
+        finally:
+            self.ready.set()
+
+
+def _stop_replaced(slot: _Slot) -> None:
+    """Free the old engine first: two may not fit into memory. One that broke may fail to stop; it is gone as well."""
+    try:
+        slot.stop()
+    except Exception:
+        logger.exception("the engine that is being replaced did not stop cleanly")

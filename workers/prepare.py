@@ -1,0 +1,111 @@
+"""From rows to requests: text to token ids, sampling parameters merged; a bad row becomes an error record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from workers.engine.errors import EmptyPrompt, PromptTooLong
+from workers.engine.request import Request
+from workers.engine.sampling_params import SamplingParams
+from workers.engine.tokenizer import TextTokenizer
+from workers.errors import BadRow
+from workers.prompts import PromptRenderer
+from workers.rows import Row
+from workers.sampling import SamplingMerger
+from workers.seeds import derive_seed
+from workers.settings import JobSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRow:
+    """A row that can be generated: each of its samples is a request."""
+
+    row: Row
+    token_ids: Sequence[int]
+    params: SamplingParams
+
+    def requests(self, key: tuple[int, ...], samples: Iterable[int], job_seed: int) -> list[Request]:
+        """The requests of these samples; their ids are `(*key, row index, sample)`."""
+        return [
+            Request(
+                id=(*key, self.row.index, sample),
+                prompt_token_ids=self.token_ids,
+                params=self._seeded(derive_seed(job_seed, self.row.index, sample)),
+                sample=sample,
+            )
+            for sample in samples
+        ]
+
+    def _seeded(self, seed: int) -> SamplingParams:
+        return replace(self.params, seed=seed) if self.params.seed is None else self.params
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """A row that cannot be generated, with the code and message of its error record."""
+
+    row: Row
+    code: str
+    message: str
+
+
+class Preparer:
+    """Prepares the rows of one chunk. Raises `InvalidSpec` when the job's own sampling parameters are wrong."""
+
+    def __init__(self, settings: JobSettings, tokenizer: TextTokenizer, max_model_len: int) -> None:
+        self._renderer = PromptRenderer(settings, tokenizer)
+        self._sampling = SamplingMerger(settings.sampling, settings.num_samples, tokenizer)
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+
+    def prepare(self, rows: Sequence[Row]) -> list[PreparedRow | RejectedRow]:
+        """One entry for each row, in order. Nothing that a row holds can raise: it is that row's error."""
+        drafts = [self._text_and_params(row) for row in rows]
+        texts = [draft[0] for draft in drafts if isinstance(draft, tuple)]
+        token_ids = iter(self._tokenise(texts))
+        return [
+            self._checked(row, next(token_ids), draft[1]) if isinstance(draft, tuple) else draft
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
+
+    def _text_and_params(self, row: Row) -> tuple[str, SamplingParams] | RejectedRow:
+        if row.problem is not None:
+            return _rejected(row, row.problem)
+        try:
+            return self._renderer.render(row.text), self._sampling.merge(row.sampling)
+        except Exception as error:
+            return _rejected(row, error)
+
+    def _tokenise(self, texts: Sequence[str]) -> Sequence[Sequence[int] | Exception]:
+        """All texts in one call; one by one when that fails, so that only the text at fault is an error."""
+        special_tokens = not self._renderer.uses_template
+        try:
+            return self._tokenizer.encode_batch(texts, special_tokens=special_tokens) if texts else []
+        except Exception as error:
+            if len(texts) == 1:
+                return [error]
+            return [ids for text in texts for ids in self._tokenise([text])]
+
+    def _checked(
+        self, row: Row, token_ids: Sequence[int] | Exception, params: SamplingParams
+    ) -> PreparedRow | RejectedRow:
+        if isinstance(token_ids, Exception):
+            return _rejected(row, token_ids)
+        if not token_ids:
+            return RejectedRow(row, EmptyPrompt.code, "the prompt has no tokens: there is nothing to answer to")
+        if len(token_ids) >= self._max_model_len:
+            length, limit = len(token_ids), self._max_model_len
+            message = f"the prompt has {length} tokens; the context of {limit} has no room for an answer"
+            return RejectedRow(row, PromptTooLong.code, message)
+        return PreparedRow(row, token_ids, params)
+
+
+def _rejected(row: Row, error: Exception) -> RejectedRow:
+    if isinstance(error, BadRow):
+        return RejectedRow(row, error.code, str(error))
+    logger.error("row %d could not be prepared", row.index, exc_info=error)
+    return RejectedRow(row, "preparation_failed", f"{type(error).__name__}: {error}")

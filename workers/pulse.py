@@ -1,0 +1,93 @@
+"""What a worker tells the store about itself: that it lives, how busy its engine is, and which models run in it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from storage.store import Store
+from storage.telemetry import EngineSample
+from workers.errors import EngineFailed
+from workers.host import EngineHost
+from workers.hosts import EngineHosts
+from workers.patience import STORE_OUT_OF_REACH
+
+logger = logging.getLogger(__name__)
+
+PULSE_SECONDS = 5.0
+
+
+class Pulse:
+    """Reports from a thread of its own, every few seconds, between `start` and `stop`."""
+
+    def __init__(self, store: Store, hosts: EngineHosts, worker_id: str, *, seconds: float = PULSE_SECONDS) -> None:
+        self._store = store
+        self._hosts = hosts
+        self._worker_id = worker_id
+        self._seconds = seconds
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Sign the worker off."""
+        self._done.set()
+        self._thread.join()
+        try:
+            self._store.worker_gone(self._worker_id)
+        except STORE_OUT_OF_REACH as error:
+            logger.warning("worker %s could not sign off: %s", self._worker_id, error)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._store.worker_seen(self._worker_id, socket.gethostname(), os.getpid())
+                self._sample()
+            except STORE_OUT_OF_REACH as error:
+                logger.warning("worker %s could not report: %s", self._worker_id, error)
+            if self._done.wait(self._seconds):
+                return
+
+    def _sample(self) -> None:
+        host = self._hosts.running
+        if host is None:
+            return
+        try:
+            now = host.snapshot()
+        except EngineFailed:
+            return
+        sample = EngineSample(
+            worker_id=self._worker_id,
+            sampled_at=datetime.now(UTC),
+            job_id=host.job_id,
+            num_running=now.running,
+            num_waiting=now.waiting,
+            num_kv_blocks_used=now.kv_used,
+            num_kv_blocks=now.kv_blocks,
+            num_output_tokens=now.emitted,
+            num_spec_steps=now.steps,
+            num_draft_tokens=now.drafted,
+            num_accepted_draft_tokens=now.accepted,
+        )
+        self._store.write_engine_samples([sample])
+
+
+def record_what_runs(store: Store, job_id: str, host: EngineHost) -> None:
+    """Note the models and the speculator that work on a job; once while the engine serves that job."""
+    if host.job_id == job_id:
+        return
+    report, speculation = host.engine.report, asdict(host.config.speculation)
+    parameters = {key: value for key, value in asdict(host.config).items() if key != "speculation"}
+    target = host.config.target
+    store.record_model(job_id, "target", target, report["content_hash"], parameters=parameters, report=report)
+    draft = report.get("draft")
+    if draft is not None:
+        store.record_model(job_id, "draft", draft["name"], draft["content_hash"], parameters=speculation, report=draft)
+    store.record_speculator(job_id, speculation["method"], speculation["verify"], parameters=speculation)
+    host.job_id = job_id
