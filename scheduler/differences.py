@@ -1,0 +1,76 @@
+"""What changed between two specs, or between the input as submitted and as it is now: field, was, is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from scheduler.errors import Difference
+from storage.records import InputFile
+
+UNSET = "(not set)"
+NOT_COMPARED = ("name", "input.paths")
+"""The name is how the job was found; the files themselves are compared instead of how they were spelled."""
+
+
+def spec_hash(spec: Mapping[str, Any]) -> str:
+    """Equal for specs that `spec_differences` finds equal (a value that is null counts as not set)."""
+    fields = {field: value for field, value in _flat(spec) if field not in NOT_COMPARED}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def spec_differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Fields by dotted name, in the order of `was`, then new ones."""
+    old, new = dict(_flat(was)), dict(_flat(now))
+    fields = [field for field in {**old, **new} if field not in NOT_COMPARED]
+    changed = [field for field in fields if old.get(field) != new.get(field)]
+    return [Difference(field, _shown(old.get(field)), _shown(new.get(field))) for field in changed]
+
+
+def input_differences(was: Sequence[InputFile], now: Sequence[InputFile]) -> list[Difference]:
+    """Files by path; a file that is the same in everything does not appear."""
+    old, new = {file.path: file for file in was}, {file.path: file for file in now}
+    gone = [Difference(path, _rows(old[path]), "not in the input") for path in old if path not in new]
+    added = [Difference(path, "not in the input", _rows(new[path])) for path in new if path not in old]
+    changed = [difference for path in old if path in new for difference in _file(old[path], new[path])]
+    if gone or added or changed or list(old) == list(new):
+        return gone + added + changed
+    return [Difference("order of the files", ", ".join(old), ", ".join(new))]
+
+
+def _file(was: InputFile, now: InputFile) -> Iterator[Difference]:
+    if was.schema != now.schema:
+        yield from _schema(was, now)
+    if was.row_groups != now.row_groups:
+        yield Difference(f"{was.path}: rows", _rows(was), _rows(now))
+    if was.size != now.size:
+        yield Difference(f"{was.path}: size", f"{was.size} bytes", f"{now.size} bytes")
+    elif was.modified != now.modified:
+        yield Difference(f"{was.path}: modified", was.modified, now.modified)
+
+
+def _schema(was: InputFile, now: InputFile) -> Iterator[Difference]:
+    old, new = (dict(line.split(": ", 1) for line in file.schema.splitlines()) for file in (was, now))
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    for name in changed:
+        yield Difference(f"{was.path}: column {name!r}", old.get(name, "none"), new.get(name, "none"))
+    if not changed:
+        yield Difference(f"{was.path}: order of the columns", ", ".join(old), ", ".join(new))
+
+
+def _rows(file: InputFile) -> str:
+    return f"{file.num_rows} rows in {len(file.row_groups)} row groups"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    return UNSET if value is None else json.dumps(value, ensure_ascii=False)

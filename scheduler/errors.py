@@ -1,0 +1,78 @@
+"""What the scheduler refuses, by name. Each message says what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+MAX_SHOWN = 10
+
+
+class SchedulerError(Exception):
+    """Base of everything that the scheduler raises on purpose."""
+
+
+class InvalidInput(SchedulerError):
+    """The input cannot be read as asked. `problems` has one sentence for each thing that is wrong."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("\n".join(shortened(problems)))
+
+
+class InvalidJob(SchedulerError):
+    """A job-level value (name, chunk_rows, max_error_rate) is out of range; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that is not what it was."""
+
+    field: str
+    was: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.was} -> {self.now}"
+
+
+class Changed(SchedulerError):
+    """Something differs from what a job was submitted with; `differences` lists the fields."""
+
+    def __init__(self, headline: str, differences: Sequence[Difference], advice: str) -> None:
+        self.differences = tuple(differences)
+        lines = shortened([f"  {difference}" for difference in differences])
+        super().__init__("\n".join([headline, *lines, advice]))
+
+
+class SpecChanged(Changed):
+    """A job of that name exists with another spec."""
+
+
+class InputChanged(Changed):
+    """The input files are not what they were when the job was submitted."""
+
+
+class WrongState(SchedulerError):
+    """The job is in a state in which the action makes no sense; the message says which and what to do."""
+
+
+class BrokerUnavailable(SchedulerError):
+    """The broker did not take or answer a request. Nothing is lost: SQL knows what has to be sent again."""
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """At most `MAX_SHOWN` lines, and how many more there are."""
+    if len(lines) <= MAX_SHOWN:
+        return list(lines)
+    return [*lines[:MAX_SHOWN], f"  ... and {len(lines) - MAX_SHOWN} more"]
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """What to put behind "no column 'promt'": the near names, else all of them."""
+    near = get_close_matches(name, known, n=3, cutoff=0.6)
+    if near:
+        return "; did you mean " + " or ".join(repr(n) for n in near) + "?"
+    shown = ", ".join(shortened(sorted(known)))
+    return f"; there are: {shown}" if known else ""

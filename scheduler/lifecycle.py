@@ -1,0 +1,81 @@
+"""What people do to a job: cancel it, resume it, have its errors tried again."""
+
+from __future__ import annotations
+
+from scheduler.differences import input_differences
+from scheduler.errors import Difference, InputChanged, WrongState
+from scheduler.finishing import TOO_MANY_ERRORS
+from storage.errors import InputNotFound, NotParquet
+from storage.parquet import read_metadata
+from storage.records import InputFile, Job, JobState
+from storage.store import Store
+
+STOPPED = (JobState.CANCELLED, JobState.FAILED, JobState.EXPIRED)
+
+
+def cancel(store: Store, job_id: str) -> JobState:
+    """Stop a job; its state afterwards: cancelling while chunks run, else cancelled. What is recorded stays.
+
+    Cancelling twice is once. Raises `WrongState` for a job that ended otherwise.
+    """
+    state = store.cancel_job(job_id)
+    if state not in (JobState.CANCELLING, JobState.CANCELLED):
+        raise WrongState(f"job {_name(store, job_id)!r} is {state} already: there is nothing to cancel")
+    return state
+
+
+def resume(store: Store, job_id: str) -> int:
+    """Put the unfinished chunks of a stopped job back in line; returns how many.
+
+    Raises `InputChanged`, and `WrongState` for a job that is not stopped or that was stopped for its errors.
+    """
+    job = store.get_job(job_id)
+    if job.state is JobState.CANCELLING:
+        raise WrongState(f"job {job.name!r} is being cancelled: wait until it is cancelled, then resume it")
+    if job.state is JobState.COMPLETED:
+        raise WrongState(f"job {job.name!r} is completed: nothing is left to resume")
+    if job.state not in STOPPED:
+        raise WrongState(f"job {job.name!r} is {job.state}: it goes on by itself")
+    if job.error_code == TOO_MANY_ERRORS:
+        raise WrongState(
+            f"job {job.name!r} was stopped because {job.error_message}. Resuming would stop it again: once the cause is"
+            f" gone, `nightdraft retry {job.name} --failed` generates the failed rows anew and then the rest"
+        )
+    require_same_input(store, job)
+    return store.resume_job(job.id)
+
+
+def retry(store: Store, job_id: str) -> int:
+    """Have a job's recorded errors generated again, and a stopped job resumed with it; returns the chunks put in line.
+
+    A success replaces the error, never the reverse. Raises `InputChanged`, and `WrongState` while the job is being
+    cancelled.
+    """
+    job = store.get_job(job_id)
+    if job.state is JobState.CANCELLING:
+        raise WrongState(f"job {job.name!r} is being cancelled: wait until it is cancelled, then retry")
+    require_same_input(store, job)
+    return store.retry_failed(job.id)
+
+
+def require_same_input(store: Store, job: Job) -> None:
+    """Raise `InputChanged`, with what was and what is, unless every input file is as it was at submission."""
+    differences = [difference for file in store.input_files(job.id) for difference in _differences(file)]
+    if differences:
+        raise InputChanged(
+            f"the input of job {job.name!r} has changed since it was submitted:",
+            differences,
+            "Put the old files back, or submit the new ones as a fresh job (--new).",
+        )
+
+
+def _differences(was: InputFile) -> list[Difference]:
+    try:
+        now = read_metadata(was.path).as_input_file(was.index, was.first_row)
+    except (InputNotFound, NotParquet) as error:
+        return [Difference(was.path, f"{was.num_rows} rows", str(error))]
+    return input_differences([was], [now])
+
+
+def _name(store: Store, job_id: str) -> str:
+    return store.get_job(job_id).name

@@ -1,0 +1,113 @@
+"""The scheduler's loops: dispatch, recover, finish. One task group; cancelling `run` ends all of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import NoReturn, TypeVar
+
+from anyio import TASK_STATUS_IGNORED, CancelScope, create_task_group, sleep, to_thread
+from anyio.abc import TaskStatus
+
+from scheduler.backoff import Backoff
+from scheduler.dispatch import Dispatcher
+from scheduler.errors import BrokerUnavailable
+from scheduler.finishing import finish_if_done
+from scheduler.publisher import CeleryPublisher, Publisher
+from scheduler.recovery import reap
+from storage.records import Job
+from storage.store import Store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Scheduler:
+    """Feeds workers with the chunks of one job or of all jobs, and sees jobs through to their end.
+
+    Any number of schedulers may run on one store: every statement that changes a chunk is conditional, and a chunk that
+    two of them publish is still claimed once. A broker that goes away only delays: the scheduler waits and tries again.
+
+    `window`: chunks dispatched and running at the same time over all jobs; at least twice what all workers run at once
+    keeps them busy. `poll_seconds`: pause between looks at the store. `lost_seconds`: a chunk whose message has been
+    neither waiting nor claimed for this long is published again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        broker: str | Publisher,
+        *,
+        window: int = 64,
+        poll_seconds: float = 0.5,
+        lost_seconds: float = 30.0,
+    ) -> None:
+        if window < 1:
+            raise ValueError(f"window must be at least 1 chunk, got {window}")
+        self._store = store
+        self._publisher = CeleryPublisher(broker) if isinstance(broker, str) else broker
+        self._window = window
+        self._poll_seconds = poll_seconds
+        self._lost_seconds = lost_seconds
+
+    async def run(self, job_id: str, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> Job:
+        """Serve one job until it is terminal; returns it. Raises what the store raises when it has given up."""
+        return await self._serve(job_id, partial(self._until_terminal, job_id), task_status)
+
+    async def serve(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Serve all jobs until cancelled. Raises what the store raises when it has given up."""
+        await self._serve(None, partial(self._repeat, self._finish_all), task_status)
+
+    async def _serve(self, job_id: str | None, until: Callable[[], Awaitable[T]], ready: TaskStatus[None]) -> T:
+        dispatcher = Dispatcher(
+            self._store, self._publisher, job_id=job_id, window=self._window, lost_seconds=self._lost_seconds
+        )
+        try:
+            async with create_task_group() as loops:
+                loops.start_soon(self._repeat, dispatcher.step)
+                loops.start_soon(self._repeat, partial(reap, self._store))
+                ready.started()
+                result = await until()
+                loops.cancel_scope.cancel()
+            return result
+        except ExceptionGroup as group:
+            raise _first(group) from group
+        finally:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(self._publisher.close)
+
+    async def _repeat(self, action: Callable[[], object]) -> NoReturn:
+        """Run a blocking action again and again; while the broker is away, wait longer and longer."""
+        backoff = Backoff()
+        while True:
+            try:
+                await to_thread.run_sync(action)
+            except BrokerUnavailable as error:
+                wait = backoff.next()
+                log.warning("%s; trying again in %.1f s", error, wait)
+                await sleep(wait)
+            else:
+                backoff.reset()
+                await sleep(self._poll_seconds)
+
+    async def _until_terminal(self, job_id: str) -> Job:
+        while not (job := await to_thread.run_sync(self._finish, job_id)).state.terminal:
+            await sleep(self._poll_seconds)
+        return job
+
+    def _finish(self, job_id: str) -> Job:
+        job = self._store.get_job(job_id)
+        return job if job.state.terminal else finish_if_done(self._store, job)
+
+    def _finish_all(self) -> None:
+        for job in self._store.unfinished_jobs():
+            finished = finish_if_done(self._store, job)
+            if finished.state.terminal:
+                log.info("job %s is %s", finished.name, finished.state)
+
+
+def _first(error: BaseException) -> BaseException:
+    """One error out of a group: the loops share nothing that would make a second one interesting."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

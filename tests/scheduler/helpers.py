@@ -1,0 +1,93 @@
+"""Small datasets, specs, and the two ends of the wire that the scheduler talks to."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scheduler.errors import BrokerUnavailable
+from storage.records import Chunk, ChunkMessage, Result, RowStatus
+from storage.store import Store
+
+
+def write_prompts(path: Path, rows: int = 10, *, row_group_size: int = 1000, **columns: Any) -> Path:
+    """A Parquet file with a prompt column (and any others), its directory made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"prompt": [f"prompt {n}" for n in range(rows)], **columns})
+    pq.write_table(table, path, row_group_size=row_group_size)
+    return path
+
+
+def job_spec(name: str = "night", **fields: Any) -> dict[str, Any]:
+    """A spec as the runner hands it over, as far as the scheduler cares."""
+    return {
+        "name": name,
+        "input": {
+            "paths": ["prompts.parquet"],
+            "prompt_column": None,
+            "messages_column": None,
+            "id_column": None,
+            "sampling_column": None,
+            "limit": None,
+        },
+        "engine": {"target": "scripted:vocab=256", "speculation": {"method": "none", "draft": None}},
+        "sampling": {"temperature": 0.0, "n": 1, "stop": ["a", "b"]},
+        "seed": 0,
+        "chunk_rows": None,
+        "max_error_rate": None,
+        "max_attempts": 3,
+        "lease_seconds": 60.0,
+        **fields,
+    }
+
+
+class MemoryPublisher:
+    """A broker in a list: `messages` wait until somebody takes them; `down` makes every call fail."""
+
+    def __init__(self) -> None:
+        self.messages: deque[ChunkMessage] = deque()
+        self.published = 0
+        self.down = False
+        self.fail_after: int | None = None
+        self.closed = False
+
+    def publish(self, message: ChunkMessage) -> None:
+        if self.down or self.fail_after == 0:
+            raise BrokerUnavailable("broker memory: gone")
+        if self.fail_after is not None:
+            self.fail_after -= 1
+        self.published += 1
+        self.messages.append(message)
+
+    def waiting(self) -> int:
+        if self.down:
+            raise BrokerUnavailable("broker memory: gone")
+        return len(self.messages)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def complete(store: Store, chunk: Chunk, *, errors: int = 0) -> None:
+    """Record a result for every row of a claimed chunk (the first `errors` of them as errors) and finish it."""
+    batch = [
+        Result(row, 0, RowStatus.ERROR, error_code="null_prompt", error_message="the prompt is null")
+        if place < errors
+        else Result(row, 0, RowStatus.OK, output_text="x", finish_reason="stop")
+        for place, row in enumerate(range(chunk.start_row, chunk.start_row + chunk.num_rows))
+    ]
+    store.write_results(chunk.id, chunk.epoch, batch)
+    assert store.finish(chunk.id, chunk.epoch)
+
+
+def work_off(store: Store, message: ChunkMessage, *, errors: int = 0) -> bool:
+    """What a worker does with a message; False when the message was stale."""
+    chunk = store.claim(message.chunk_id, message.epoch, "worker-1", 60.0)
+    if chunk is None:
+        return False
+    complete(store, chunk, errors=errors)
+    return True
