@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from workers.engine.errors import InvalidConfig
 from workers.engine.tree_shape import TreeShape
 
-METHODS = ("none", "ngram", "draft_model")
+METHODS = ("none", "ngram", "suffix", "draft_model")
 VERIFY_RULES = ("exact",)
 DTYPES = ("auto", "float32", "bfloat16")
 ATTENTION_BACKENDS = ("auto", "numba", "sdpa", "reference")
@@ -32,6 +32,14 @@ class SpeculationConfig:
     ngram_min: int = 2
     """Shortest suffix that counts as a match, tokens."""
     ngram_max: int = 5
+    suffix_depth: int = 64
+    """Longest suffix that is compared, tokens."""
+    suffix_factor: float = 2.0
+    """A suffix draft is at most this times as long as its match."""
+    suffix_min_probability: float = 0.1
+    """A suffix draft ends where fewer of the matching occurrences agree."""
+    suffix_memory_tokens: int = 500_000
+    """Finished output that is remembered for each job, tokens."""
     verify: str = "exact"
 
     @property
@@ -54,6 +62,10 @@ class SpeculationConfig:
             raise InvalidConfig(f"tree_width > 1 needs method draft_model, not {self.method}")
         if not 1 <= self.ngram_min <= self.ngram_max:
             raise InvalidConfig(f"ngram_min must be 1 to ngram_max, got {self.ngram_min} and {self.ngram_max}")
+        if self.suffix_depth < 2 or self.suffix_factor <= 0 or self.suffix_memory_tokens < 1:
+            raise InvalidConfig("suffix_depth must be at least 2, suffix_factor and suffix_memory_tokens positive")
+        if not 0.0 <= self.suffix_min_probability <= 1.0:
+            raise InvalidConfig(f"suffix_min_probability must be 0 to 1, got {self.suffix_min_probability}")
         if not 0.0 <= self.lower_below <= self.raise_above <= 1.0:
             raise InvalidConfig(
                 f"0 <= lower_below <= raise_above <= 1 is needed, got {self.lower_below} and {self.raise_above}"

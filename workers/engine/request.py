@@ -33,11 +33,16 @@ class Request:
     prompt_token_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     sample: int = 0
+    scope: Hashable = None
+    """Requests of one scope (a job) may learn drafts from each other's finished outputs; others never."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of one emitted token under the distribution that it was sampled from, and the best others."""
+    """Log-probabilities of one emitted token and of the best ones (`top`, best first, perhaps with it among them).
+
+    They are the model's own: a log-softmax of its logits before bias, penalties, masks, temperature and filters.
+    """
 
     token_id: int
     logprob: float

@@ -12,6 +12,7 @@ REQUESTS = mixed_requests(200)
 METHODS = {
     "none": SpeculationConfig(),
     "ngram": SpeculationConfig(method="ngram", max_draft_tokens=6, ngram_min=1, policy="fixed"),
+    "suffix": SpeculationConfig(method="suffix", max_draft_tokens=8, policy="fixed"),
     "draft chain": SpeculationConfig(
         method="draft_model", draft="scripted:seed=3,order=1,sharpness=2.0", max_draft_tokens=4, policy="fixed"
     ),

@@ -49,6 +49,7 @@ class SpeculatorContext:
 REGISTRY = {
     "none": "workers.engine.speculators.none:NoSpeculator",
     "ngram": "workers.engine.speculators.ngram:NgramSpeculator",
+    "suffix": "workers.engine.speculators.suffix:SuffixSpeculator",
     "draft_model": "workers.engine.speculators.draft_model:DraftModelSpeculator",
 }
 

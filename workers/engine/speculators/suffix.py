@@ -1,0 +1,92 @@
+"""Suffix decoding (Oliaro et al. 2024, arXiv 2411.04975): continue as this text, or finished ones of its job, went on.
+
+The longer the match, the longer the draft.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from workers.engine.config import SpeculationConfig
+from workers.engine.request import FinishReason
+from workers.engine.sequence import Sequence
+from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.speculators.suffix_index import SuffixIndex, Text
+from workers.engine.tree import EMPTY, DraftTree
+from workers.engine.verifier import Verdict
+
+_MAX_SCOPES = 4
+"""Jobs whose outputs are remembered; the one used least recently is forgotten first."""
+
+
+@dataclass(slots=True)
+class _Own:
+    index: SuffixIndex
+    text: Text
+
+
+class SuffixSpeculator:
+    """One index per sequence over its own tokens, and one per scope over finished outputs; never across scopes."""
+
+    name = "suffix"
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        self._config = config
+        self._own: dict[Sequence, _Own] = {}
+        self._shared: OrderedDict[Hashable, SuffixIndex] = OrderedDict()
+
+    @classmethod
+    def create(cls, context: SpeculatorContext) -> SuffixSpeculator:
+        return cls(context.config.speculation)
+
+    def max_nodes(self, length: int) -> int:
+        return length
+
+    def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
+        return [self._propose(seq, length) if length > 0 else EMPTY for seq, length in zip(seqs, lengths, strict=True)]
+
+    def _propose(self, seq: Sequence, length: int) -> DraftTree:
+        own = self._own.get(seq)
+        if own is None:
+            index = SuffixIndex(self._config.suffix_depth)
+            own = self._own[seq] = _Own(index, index.add(seq.tokens))
+        own.index.extend(own.text)
+        found = [
+            index.continuation(
+                seq.tokens,
+                length,
+                factor=self._config.suffix_factor,
+                min_probability=self._config.suffix_min_probability,
+            )
+            for index in (own.index, self._shared.get(seq.request.scope))
+            if index is not None
+        ]
+        best = max(found, key=lambda continuation: continuation.score)
+        draft = []
+        for token in best.tokens:
+            if seq.ends_with(token):
+                break
+            draft.append(token)
+        return DraftTree.chain(draft) if draft else EMPTY
+
+    def update(self, verdicts: Seq[Verdict]) -> None:
+        pass
+
+    def release(self, seq: Sequence) -> None:
+        self._own.pop(seq, None)
+        if seq.finish_reason not in (None, FinishReason.ABORT):
+            self._remember(seq)
+
+    def _remember(self, seq: Sequence) -> None:
+        shared = self._shared.get(seq.request.scope)
+        if shared is None:
+            shared = self._shared[seq.request.scope] = SuffixIndex(
+                self._config.suffix_depth, self._config.suffix_memory_tokens
+            )
+            if len(self._shared) > _MAX_SCOPES:
+                self._shared.popitem(last=False)
+        self._shared.move_to_end(seq.request.scope)
+        shared.add(tuple(seq.output))
