@@ -39,6 +39,15 @@ def to_bytes(text: str) -> bytes:
     return re.sub("[\ud800-\udfff]", "�", text).encode()
 
 
+def is_faithful(value: Any) -> bool:
+    """Whether a JSON value is stored exactly as it is."""
+    try:
+        text = _STRICT.encode(value)
+    except ValueError:
+        return False
+    return dumps(value) == text
+
+
 def dumps(value: Any) -> str:
     """JSON text that both databases accept, without spaces; dates as ISO text, bytes as base64, Decimal as text."""
     try:

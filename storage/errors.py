@@ -27,6 +27,10 @@ class InvalidPlan(StorageError):
     """The chunks of a new job do not cover its rows exactly once, in order."""
 
 
+class UnstorableText(StorageError):
+    """A job's name or spec has characters that a database cannot hold."""
+
+
 class JobNotFinished(StorageError):
     """The job has to be finished (or stopped) for this, and is not."""
 
@@ -45,6 +49,10 @@ class ChunkIncomplete(StorageError):
 
 class InputChanged(StorageError):
     """An input file is not what it was when the job was submitted."""
+
+
+class UnusableOutput(StorageError):
+    """The export cannot be written to that path."""
 
 
 class InvalidQuery(StorageError):

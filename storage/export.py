@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
-from storage.errors import JobNotFinished
-from storage.parquet import read_metadata, read_rows, require_unchanged
+from storage.errors import JobNotFinished, UnusableOutput
+from storage.parquet import merged_schema, read_metadata, read_rows, require_unchanged
 from storage.reading import output_text
 from storage.records import InputFile, RowStatus
 from storage.store import Store
-from storage.tables import acceptance, results
+from storage.tables import SAME_RESULT, acceptance, results
 
 SLICE_ROWS = 1024
 """Input rows joined with their results at a time."""
@@ -80,14 +80,17 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
     files = store.input_files(job.id)
     for file in files:
         require_unchanged(file)
-    source = read_metadata(files[0].path).schema if files else pa.schema([])
+    # A file may have the columns in another order than the first, as another text type, or required.
+    source = merged_schema(read_metadata(file.path).schema for file in files) if files else pa.schema([])
     fields = (*RESULT_FIELDS, *(TOKEN_FIELDS if token_ids else ()))
     renamed = _renamed(source.names, [field.name for field in fields])
     schema = pa.schema([field.with_name(renamed.get(field.name, field.name)) for field in source] + list(fields))
     target = Path(out).expanduser()
+    _require_usable(target, out, files)
     with _Writer(target, schema) as writer:
         for first_row, table in _slices(files, job.num_rows):
-            writer.add(_joined(store, job.id, first_row, table, fields, schema))
+            same = table.select(source.names).cast(source)
+            writer.add(_joined(store, job.id, first_row, same, fields, schema))
         for file in files:
             require_unchanged(file)
     return ExportReport(
@@ -99,6 +102,15 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
         num_bytes=target.stat().st_size,
         renamed=renamed,
     )
+
+
+def _require_usable(target: Path, out: str, files: Sequence[InputFile]) -> None:
+    if "://" in out:
+        raise UnusableOutput(f"an export is written to a local file, not to {out}; copy it there afterwards")
+    if target.is_dir() or not target.parent.is_dir():
+        raise UnusableOutput(f"{out} is a directory, or its directory does not exist; name a file in an existing one")
+    if str(target.resolve()) in {str(Path(file.path).resolve()) for file in files}:
+        raise UnusableOutput(f"{out} is an input file of the job; choose another name")
 
 
 class _Writer:
@@ -138,6 +150,7 @@ class _Writer:
                 os.fsync(self._file.fileno())
                 self._file.close()
                 self.temporary.replace(self.target)
+                _sync_directory(self.target.parent)
         finally:
             if not self._file.closed:
                 self._parquet.close()
@@ -147,8 +160,17 @@ class _Writer:
 
     def _flush(self) -> None:
         if self._held:
-            self._parquet.write_table(pa.concat_tables(self._held))
+            self._parquet.write_table(pa.concat_tables(self._held).unify_dictionaries())
             self._held.clear()
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename in a directory last through a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _renamed(columns: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
@@ -170,7 +192,8 @@ def _slices(files: Sequence[InputFile], limit: int) -> Iterator[tuple[int, pa.Ta
         first = file.first_row
         held: list[pa.RecordBatch] = []
         rows = size = 0
-        for batch in read_rows(file.path, 0, min(file.num_rows, limit - file.first_row)):
+        wanted = max(min(file.num_rows, limit - first), 0)
+        for batch in read_rows(file.path, 0, wanted):
             held.append(batch)
             rows += batch.num_rows
             size += batch.nbytes
@@ -193,11 +216,6 @@ def _joined(
 
 
 def _recorded(connection: sa.Connection, job_id: str, first: int, end: int) -> Sequence[Any]:
-    joined = sa.and_(
-        acceptance.c.job_id == results.c.job_id,
-        acceptance.c.row_index == results.c.row_index,
-        acceptance.c.sample == results.c.sample,
-    )
     counts = (acceptance.c[name] for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"))
     query = (
         sa.select(
@@ -215,7 +233,7 @@ def _recorded(connection: sa.Connection, job_id: str, first: int, end: int) -> S
             sa.cast(results.c.logprobs, sa.Text).label("logprobs"),
             *counts,
         )
-        .select_from(results.outerjoin(acceptance, joined))
+        .select_from(results.outerjoin(acceptance, SAME_RESULT))
         .where(results.c.job_id == job_id, results.c.row_index >= first, results.c.row_index < end)
         .order_by(results.c.row_index, results.c.sample)
     )

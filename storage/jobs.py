@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from storage.database import clock
-from storage.errors import InvalidPlan, JobExists, UnknownJob
+from storage.encoding import is_faithful
+from storage.errors import InvalidPlan, JobExists, UnknownJob, UnstorableText
 from storage.records import Chunk, InputFile, Job, JobState
 from storage.tables import chunks, input_files, jobs
 
@@ -25,8 +26,14 @@ ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS)
 def create(connection: sa.Connection, job: Job, files: Sequence[InputFile], plan: Iterable[Chunk]) -> None:
     """Insert a job with everything that belongs to it.
 
-    Raises `JobExists`, and `InvalidPlan` when the chunks do not cover rows 0 to num_rows - 1 once, in order.
+    Raises `JobExists`, `InvalidPlan` when the chunks do not cover rows 0 to num_rows - 1 once, in order, and
+    `UnstorableText` for a NUL character or lone surrogate in the name or the spec: neither may be altered silently.
     """
+    if not is_faithful(job.name) or not is_faithful(job.spec):
+        raise UnstorableText(
+            f"the name or the spec of job {job.name!r} holds a NUL character, half a surrogate pair or a number that"
+            " is not finite; remove it"
+        )
     try:
         connection.execute(sa.insert(jobs), _job_values(job))
     except IntegrityError as error:
@@ -88,7 +95,7 @@ def set_state(
 ) -> bool:
     """Move a job to a state if it is in one of `expected`; whether it was moved. Times are set on the way."""
     values: dict[str, Any] = {"state": state, "error_code": error_code, "error_message": error_message}
-    if state is JobState.IN_PROGRESS:
+    if state in (JobState.IN_PROGRESS, JobState.COMPLETED):
         values["started_at"] = sa.func.coalesce(jobs.c.started_at, clock(connection))
     values["finished_at"] = clock(connection) if state.terminal else None
     statement = sa.update(jobs).where(jobs.c.id == job_id).values(values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -99,6 +99,17 @@ def stat(path: str) -> tuple[int, str]:
 def schema_text(schema: pa.Schema) -> str:
     """One "name: type" per line: how a schema is kept and compared."""
     return "\n".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def merged_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
+    """The first schema, every field nullable; a column without a value (type null) has the type of a file with one."""
+    schemas = list(schemas)
+    fields = []
+    for field in schemas[0]:
+        kinds = (s.field(field.name).type for s in schemas if field.name in s.names)
+        kind = next((kind for kind in kinds if not pa.types.is_null(kind)), field.type)
+        fields.append(pa.field(field.name, kind, nullable=True))
+    return pa.schema(fields)
 
 
 def require_unchanged(file: InputFile) -> None:

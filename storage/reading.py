@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage.records import Acceptance, Result, RowStatus
-from storage.tables import acceptance, results
+from storage.tables import SAME_RESULT, acceptance, results
 
 _STATISTICS = tuple(column for column in acceptance.c if column.name not in ("job_id", "row_index", "sample"))
 _EMITTED = acceptance.c.num_output_tokens.label("num_emitted_tokens")
@@ -104,10 +104,5 @@ def _acceptance(row: Any) -> Acceptance:
 
 
 def _with_acceptance() -> sa.Select[Any]:
-    joined = sa.and_(
-        acceptance.c.job_id == results.c.job_id,
-        acceptance.c.row_index == results.c.row_index,
-        acceptance.c.sample == results.c.sample,
-    )
     statistics = (column for column in _STATISTICS if column.name != "num_output_tokens")
-    return sa.select(*results.c, *statistics, _EMITTED).select_from(results).outerjoin(acceptance, joined)
+    return sa.select(*results.c, *statistics, _EMITTED).select_from(results).outerjoin(acceptance, SAME_RESULT)

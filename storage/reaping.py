@@ -54,9 +54,9 @@ def reap_job(
 ) -> Reaped:
     """Take the expired ones of these chunks from their workers. See `Store.reap`."""
     reaped = Reaped()
-    state = job_statements.lock(connection, job_id, share=True)
+    state = job_statements.lock(connection, job_id)
     spec = connection.execute(sa.select(jobs.c.spec).where(jobs.c.id == job_id)).scalar_one()
-    limit = int(spec.get("max_attempts") or max_attempts)
+    limit = max(int(spec.get("max_attempts") or max_attempts), 1)
     for chunk_id in chunk_ids:
         row = _lock_expired(connection, chunk_id, now)
         if row is None:
@@ -87,15 +87,21 @@ def _split(connection: sa.Connection, row: Any, unfinished: list[int], limit: in
     """Cut a chunk so that each part has half of its unfinished rows; the first part keeps the chunk's id.
 
     One more death splits a part again, but a row that is alone gets all its attempts: it may only have been in bad
-    company. The counters stay with the first part; sums over the job are unchanged.
+    company.
     """
     if len(unfinished) > 1:
         cut = unfinished[len(unfinished) // 2]
     else:
         cut = unfinished[0] if unfinished[0] > row.start_row else unfinished[0] + 1
     head, tail = cut - row.start_row, row.start_row + row.num_rows - cut
+    counts = result_statements.counts_between(connection, row.job_id, cut, row.start_row + row.num_rows)
     first = _update(
-        connection, row, state=ChunkState.PENDING, num_rows=head, attempts=0 if head == 1 else max(limit - 1, 0)
+        connection,
+        row,
+        state=ChunkState.PENDING,
+        num_rows=head,
+        attempts=0 if head == 1 else limit - 1,
+        **{name: chunks.c[name] - count for name, count in counts.items()},
     )
     values = {
         "job_id": row.job_id,
@@ -106,8 +112,9 @@ def _split(connection: sa.Connection, row: Any, unfinished: list[int], limit: in
         "num_rows": tail,
         "state": ChunkState.PENDING,
         "epoch": row.epoch + 1,
-        "attempts": 0 if tail == 1 else max(limit - 1, 0),
+        "attempts": 0 if tail == 1 else limit - 1,
         "retry_epoch": row.retry_epoch,
+        **counts,
     }
     inserted = connection.execute(sa.insert(chunks).values(values).returning(*chunks.c)).one()
     return [first, chunk_from_row(inserted)]

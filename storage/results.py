@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from storage.chunks import due_again, require_lease
 from storage.encoding import dumps, integers, is_storable, storable, to_bytes
 from storage.records import Acceptance, Chunk, Result, RowStatus
-from storage.tables import acceptance, chunks, results
+from storage.tables import SAME_RESULT, acceptance, chunks, results
 
 Key = tuple[int, int]
 """(row_index, sample)"""
@@ -118,6 +118,22 @@ def recorded(connection: sa.Connection, chunk: Chunk) -> set[Key]:
     return {(row.row_index, row.sample) for row in connection.execute(query)}
 
 
+def counts_between(connection: sa.Connection, job_id: str, first: int, end: int) -> dict[str, int]:
+    """The counters of a chunk, counted again from the records of rows `first` to `end - 1`."""
+    ok = results.c.status == sa.literal_column("'ok'")
+    query = (
+        sa.select(
+            sa.func.count().filter(ok).label("num_ok"),
+            sa.func.count().filter(sa.not_(ok)).label("num_errors"),
+            sa.func.sum(results.c.num_output_tokens).label("num_output_tokens"),
+            *(sa.func.sum(acceptance.c[name]).label(name) for name in _ACCEPTANCE_COUNTS[:3]),
+        )
+        .select_from(results.outerjoin(acceptance, SAME_RESULT))
+        .where(results.c.job_id == job_id, results.c.row_index >= first, results.c.row_index < end)
+    )
+    return {name: int(count or 0) for name, count in connection.execute(query).mappings().one().items()}
+
+
 def _lease(connection: sa.Connection, chunk_id: int, epoch: int, batch: Iterable[Result]) -> Any:
     row = require_lease(connection, chunk_id, epoch)
     end = row.start_row + row.num_rows
@@ -131,11 +147,6 @@ def _lease(connection: sa.Connection, chunk_id: int, epoch: int, batch: Iterable
 
 
 def _recorded_between(connection: sa.Connection, job_id: str, first: int, last: int) -> Iterable[Any]:
-    joined = sa.and_(
-        acceptance.c.job_id == results.c.job_id,
-        acceptance.c.row_index == results.c.row_index,
-        acceptance.c.sample == results.c.sample,
-    )
     query = (
         sa.select(
             results.c.row_index,
@@ -145,7 +156,7 @@ def _recorded_between(connection: sa.Connection, job_id: str, first: int, last: 
             results.c.num_output_tokens,
             *(sa.func.coalesce(acceptance.c[name], 0).label(name) for name in _ACCEPTANCE_COUNTS[:3]),
         )
-        .outerjoin(acceptance, joined)
+        .outerjoin(acceptance, SAME_RESULT)
         .where(results.c.job_id == job_id, results.c.row_index.between(first, last))
     )
     return connection.execute(query)

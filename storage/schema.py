@@ -5,28 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
 from storage import views
 from storage.errors import SchemaOutdated
+
+HEAD = "0001"
+"""The revision that this version needs: the newest one in storage/migrations/versions."""
+
+_SCRIPTS = str(Path(__file__).parent / "migrations")
 
 _LOCK = 0x6E64_7261_6674
 """Advisory lock key: one process migrates a PostgreSQL database at a time."""
 
 
-def head_revision() -> str:
-    """The revision that this version needs."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
-    assert head is not None
-    return head
-
-
 def current_revision(connection: sa.Connection) -> str | None:
     """The revision of the database; None where no migration ever ran."""
-    return MigrationContext.configure(connection).get_current_revision()
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    revision: str | None = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+    return revision
 
 
 def is_empty(connection: sa.Connection) -> bool:
@@ -39,26 +36,24 @@ def upgrade(connection: sa.Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
     revision = current_revision(connection)
-    if revision == head_revision():
+    if revision == HEAD:
         return
     _require_known(revision)
     views.drop(connection)
-    config = _config()
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    _migrate(connection)
     views.create(connection)
 
 
 def upgrade_if_empty(connection: sa.Connection) -> None:
     """Set up a database in which there is nothing yet; leave any other alone."""
-    if current_revision(connection) is None and is_empty(connection):
+    if is_empty(connection):
         upgrade(connection)
 
 
 def require_head(connection: sa.Connection, name: str) -> None:
     """Raise `SchemaOutdated` unless the database is at the revision that this version needs."""
     revision = current_revision(connection)
-    if revision == head_revision():
+    if revision == HEAD:
         return
     _require_known(revision)
     if revision is None:
@@ -67,21 +62,33 @@ def require_head(connection: sa.Connection, name: str) -> None:
             " own, or run `nightdraft db upgrade` to add its tables to this one"
         )
     raise SchemaOutdated(
-        f"the store {name} is at schema revision {revision}, this version needs {head_revision()}:"
-        " run `nightdraft db upgrade`"
+        f"the store {name} is at schema revision {revision}, this version needs {HEAD}: run `nightdraft db upgrade`"
     )
 
 
 def _require_known(revision: str | None) -> None:
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if revision is not None and revision not in known:
+    if revision is not None and revision not in revisions():
         raise SchemaOutdated(
             f"the store is at schema revision {revision}, which this version does not know:"
             " it was upgraded by a newer nightdraft, so install that one"
         )
 
 
-def _config() -> Config:
+# Alembic is imported where it is needed: most commands only ask for the revision.
+
+
+def revisions() -> list[str]:
+    """Every revision that this version knows, the newest first."""
+    from alembic.script import ScriptDirectory
+
+    return [script.revision for script in ScriptDirectory(_SCRIPTS).walk_revisions()]
+
+
+def _migrate(connection: sa.Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    return config
+    config.set_main_option("script_location", _SCRIPTS.replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -6,10 +6,10 @@ connection, a deadlock or a busy database a method tries again until `patience` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
@@ -22,6 +22,8 @@ from storage.reaping import Reaped
 from storage.records import Chunk, ChunkState, InputFile, Job, JobProgress, JobState, Result
 from storage.scheduling import DoneCounts
 from storage.telemetry import EngineSample, WorkerInfo
+
+T = TypeVar("T")
 
 DEFAULT_URL = "sqlite:///nightdraft.db"
 READ_PAGE = 500
@@ -45,8 +47,9 @@ class Store:
         store = cls(url, patience=patience)
         name = shown(store.database.url)
         try:
-            store._at_once(schema.upgrade_if_empty)
-            store._at_once(schema.require_head, name)
+            if store._at_once(store.database.read, schema.is_empty):
+                store._at_once(store.database.write_once, schema.upgrade_if_empty)
+            store._at_once(store.database.read, schema.require_head, name)
         except BaseException:
             store.dispose()
             raise
@@ -54,7 +57,7 @@ class Store:
 
     def upgrade(self) -> None:
         """Bring the schema to the revision of this version."""
-        self._at_once(schema.upgrade)
+        self._at_once(self.database.write_once, schema.upgrade)
 
     def dispose(self) -> None:
         """Close every connection."""
@@ -68,9 +71,9 @@ class Store:
     ) -> None:
         self.dispose()
 
-    def _at_once(self, work: Any, *args: Any) -> None:
+    def _at_once(self, run: Callable[..., T], *args: Any) -> T:
         try:
-            self.database.write_once(work, *args)
+            return run(*args)
         except DBAPIError as error:
             raise StoreUnavailable(f"cannot open the store {shown(self.database.url)}: {error.orig}") from error
 

@@ -198,6 +198,13 @@ acceptance = sa.Table(
     sqlite_with_rowid=False,
 )
 
+SAME_RESULT = sa.and_(
+    acceptance.c.job_id == results.c.job_id,
+    acceptance.c.row_index == results.c.row_index,
+    acceptance.c.sample == results.c.sample,
+)
+"""Joins a result with its acceptance statistics."""
+
 models = sa.Table(
     "models",
     metadata,

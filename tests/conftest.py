@@ -1,0 +1,109 @@
+"""Service discovery for all tests: what runs here, and a corner of it for this session alone."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from storage.store import Store
+
+POSTGRES = os.environ.get("NIGHTDRAFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
+REDIS = os.environ.get("NIGHTDRAFT_TEST_REDIS", "redis://127.0.0.1:6379")
+RABBITMQ = os.environ.get("NIGHTDRAFT_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672//")
+SERVICES_REQUIRED = os.environ.get("NIGHTDRAFT_REQUIRE_SERVICES") == "1"
+_REDIS_LOCK_SECONDS = 1800
+
+
+def _missing(service: str, url: str, error: Exception) -> NoReturn:
+    reason = f"no {service} answers at {url}: {error}"
+    if SERVICES_REQUIRED:
+        pytest.fail(f"{reason} (and NIGHTDRAFT_REQUIRE_SERVICES=1)")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def _postgres_database() -> Iterator[str]:
+    """URL of a database that is made for this session and dropped after it."""
+    name = f"nightdraft_test_{uuid.uuid4().hex[:12]}"
+    try:
+        with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    except psycopg.OperationalError as error:
+        _missing("PostgreSQL", POSTGRES, error)
+    head, _, query = POSTGRES.partition("?")
+    yield head.rsplit("/", 1)[0] + "/" + name + (f"?{query}" if query else "")
+    with psycopg.connect(POSTGRES, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def postgres_url(_postgres_database: str) -> Iterator[str]:
+    """URL of an empty PostgreSQL schema of this test's own."""
+    schema = f"t{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(_postgres_database, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        joint = "&" if "?" in _postgres_database else "?"
+        yield f"{_postgres_database}{joint}options=-csearch_path%3D{schema}"
+        connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+
+
+@pytest.fixture(scope="session")
+def _redis_database() -> Iterator[str]:
+    """URL of a Redis database number that no other session uses meanwhile; emptied before and after."""
+    redis = pytest.importorskip("redis")
+    with redis.Redis.from_url(f"{REDIS}/0", socket_connect_timeout=5) as server:
+        try:
+            numbers = int(server.config_get("databases")["databases"])
+        except redis.ConnectionError as error:
+            _missing("Redis", REDIS, error)
+        lock = "nightdraft-test-database-{}"
+        free = (n for n in range(1, numbers) if server.set(lock.format(n), "taken", nx=True, ex=_REDIS_LOCK_SECONDS))
+        number = next(free, None)
+        if number is None:
+            pytest.fail(f"all {numbers - 1} databases of {REDIS} are taken by other test sessions")
+        with redis.Redis.from_url(f"{REDIS}/{number}") as own:
+            own.flushdb()
+            yield f"{REDIS}/{number}"
+            own.flushdb()
+        server.delete(lock.format(number))
+
+
+@pytest.fixture
+def redis_url(_redis_database: str) -> str:
+    """URL of a Redis database of this session's own. Use queue names of your own within it."""
+    return _redis_database
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url() -> str:
+    """URL of RabbitMQ; shared with other sessions, so use queue names of your own and delete the queues."""
+    kombu = pytest.importorskip("kombu")
+    try:
+        with kombu.Connection(RABBITMQ, connect_timeout=5) as connection:
+            connection.ensure_connection(max_retries=1, timeout=5)
+    except (OSError, kombu.exceptions.OperationalError) as error:
+        _missing("RabbitMQ", RABBITMQ, error)
+    return RABBITMQ
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty store: once on SQLite, once on PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'store.db'}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    """An open, empty store: once on SQLite, once on PostgreSQL."""
+    with Store.open(store_url) as opened:
+        yield opened

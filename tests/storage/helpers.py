@@ -1,0 +1,93 @@
+"""Jobs and results for the store's tests, small and varied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from storage.records import Acceptance, Chunk, InputFile, Job, JobState, Result, RowStatus
+from storage.store import Store
+
+LEASE = 60.0
+
+
+def make_job(name: str = "job", **changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": f"id-{name}",
+        "name": name,
+        "state": JobState.QUEUED,
+        "spec": {"name": name},
+        "spec_hash": "hash",
+        "num_rows": 10,
+        "num_samples": 1,
+        "created_at": datetime.now(UTC),
+    }
+    return Job(**values | changes)
+
+
+def plan(job: Job, chunk_rows: int) -> Iterator[Chunk]:
+    for index, start in enumerate(range(0, job.num_rows, chunk_rows)):
+        yield Chunk(0, job.id, index, 0, start, start, min(chunk_rows, job.num_rows - start))
+
+
+def add_job(store: Store, name: str = "job", *, chunk_rows: int = 5, **changes: Any) -> Job:
+    job = make_job(name, **changes)
+    file = InputFile(0, "/data/in.parquet", 123, "1", "prompt: string", (job.num_rows,), 0)
+    store.create_job(job, [file], plan(job, chunk_rows))
+    return job
+
+
+def claim(store: Store, job: Job, worker: str = "worker") -> Chunk:
+    chunk = store.claim_next(worker, LEASE, job.id)
+    assert chunk is not None
+    return chunk
+
+
+def answer(row: int, sample: int = 0, **changes: Any) -> Result:
+    """A success with statistics that differ by row and satisfy every invariant."""
+    accepted, steps = row % 4, 3 + row % 2
+    values: dict[str, Any] = {
+        "row_index": row,
+        "sample": sample,
+        "status": RowStatus.OK,
+        "output_text": f"answer {row}.{sample}",
+        "finish_reason": "eos",
+        "carried": {"category": ("qa", "code", "chat")[row % 3], "n": row % 2},
+        "num_prompt_tokens": 7,
+        "num_output_tokens": steps + accepted,
+        "method": ("ngram", "none")[row % 2],
+        "temperature": (0.0, 0.7)[row % 2],
+        "seed": row,
+        "acceptance": Acceptance(
+            num_spec_steps=steps,
+            num_draft_tokens=2 * accepted + row % 3,
+            num_accepted_draft_tokens=accepted,
+            num_trimmed_draft_tokens=0,
+            num_output_tokens=steps + accepted,
+            acceptance_histogram=(steps - 1, *([0] * (accepted - 1)), 1) if accepted else (steps,),
+            reached_per_position=(1,) * max(accepted, row % 3),
+            accepted_per_position=(1,) * accepted,
+        ),
+    }
+    return Result(**values | changes)
+
+
+def failure(row: int, sample: int = 0, code: str = "null_prompt", message: str | None = "no prompt") -> Result:
+    return Result(row, sample, RowStatus.ERROR, error_code=code, error_message=message)
+
+
+def pairs(chunk: Chunk, num_samples: int = 1) -> list[tuple[int, int]]:
+    return [(row, s) for row in range(chunk.start_row, chunk.start_row + chunk.num_rows) for s in range(num_samples)]
+
+
+def work(store: Store, job: Job, *, bad_rows: Sequence[int] = ()) -> None:
+    """Answer every chunk of a job that waits, rows in `bad_rows` with an error, and end the job."""
+    while (chunk := store.claim_next("worker", LEASE, job.id)) is not None:
+        done = store.recorded(chunk)
+        todo = [pair for pair in pairs(chunk, job.num_samples) if pair not in done]
+        store.write_results(
+            chunk.id, chunk.epoch, [failure(*p) if p[0] in bad_rows else answer(*p) for p in reversed(todo)]
+        )
+        assert store.finish(chunk.id, chunk.epoch)
+    assert store.finalize_if_done(job.id) is not None
