@@ -19,6 +19,8 @@ class SpeculationConfig:
     """Which speculator runs and how much it drafts. Raises `InvalidConfig`, naming the option."""
 
     method: str = "none"
+    row_methods: tuple[str, ...] = ()
+    """Further methods that single requests may ask for; they share the options below."""
     draft: str | None = None
     """draft_model: directory, hub id, GGUF file or alias; "target" shares the target's weights."""
     max_draft_tokens: int = 4
@@ -43,6 +45,11 @@ class SpeculationConfig:
     verify: str = "exact"
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """Every method that runs, the default first."""
+        return tuple(dict.fromkeys((self.method, *self.row_methods)))
+
+    @property
     def tree_shape(self) -> TreeShape:
         return TreeShape(self.tree_width)
 
@@ -50,15 +57,18 @@ class SpeculationConfig:
         _one_of("method", self.method, METHODS)
         _one_of("verify", self.verify, VERIFY_RULES)
         _one_of("policy", self.policy, POLICIES)
-        if self.method == "draft_model" and not self.draft:
+        object.__setattr__(self, "row_methods", tuple(self.row_methods))
+        for method in self.row_methods:
+            _one_of("row_methods", method, METHODS)
+        if "draft_model" in self.methods and not self.draft:
             raise InvalidConfig("method draft_model needs a draft model: set draft")
-        if self.draft and self.method != "draft_model":
+        if self.draft and "draft_model" not in self.methods:
             raise InvalidConfig(f"draft is set, but method is {self.method}: only draft_model takes a draft")
         if not 1 <= self.max_draft_tokens <= 32:
             raise InvalidConfig(f"max_draft_tokens must be 1 to 32, got {self.max_draft_tokens}")
         if not 1 <= self.tree_width <= 8:
             raise InvalidConfig(f"tree_width must be 1 to 8, got {self.tree_width}")
-        if self.tree_width > 1 and self.method != "draft_model":
+        if self.tree_width > 1 and "draft_model" not in self.methods:
             raise InvalidConfig(f"tree_width > 1 needs method draft_model, not {self.method}")
         if not 1 <= self.ngram_min <= self.ngram_max:
             raise InvalidConfig(f"ngram_min must be 1 to ngram_max, got {self.ngram_min} and {self.ngram_max}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -22,7 +22,8 @@ from workers.engine.request import Completion, FinishReason, Request
 from workers.engine.results import completion_of, failure
 from workers.engine.sampler import validate_params
 from workers.engine.sequence import Sequence
-from workers.engine.speculators.speculator import Speculator, SpeculatorContext, make_speculator
+from workers.engine.speculators.mixed import MixedSpeculator
+from workers.engine.speculators.speculator import Speculator, SpeculatorContext, make_speculators
 from workers.engine.stats import EngineSnapshot, StepProfile
 from workers.engine.tree import EMPTY
 from workers.engine.verifier import RULES, Verdict, Verifier
@@ -42,14 +43,14 @@ class EngineCore:
         config: EngineConfig,
         *,
         model: LoadedModel | None = None,
-        make: Callable[[SpeculatorContext], Speculator] = make_speculator,
+        make: Callable[[SpeculatorContext], Mapping[str, Speculator]] = make_speculators,
     ) -> None:
         self.config = config
         self.model = model or load_model(config)
         self.max_model_len = min(self.model.executor.max_model_len, config.max_model_len or 2**62)
         self.cache = self._make_cache()
-        context = SpeculatorContext(config, self.model, self.cache.num_blocks)
-        self.speculator: Speculator = make(context)
+        self.speculator = MixedSpeculator(make(SpeculatorContext(config, self.model, self.cache)))
+        self.cache.keep_hidden(self.speculator.hidden_layers)
         self.controller: Controller = make_controller(config.speculation)
         self.verifier: Verifier = RULES[config.speculation.verify]()
         self.batcher = Batcher(
@@ -95,6 +96,10 @@ class EngineCore:
         if not 0 <= min(prompt) <= max(prompt) < vocab:
             raise InvalidParams(f"prompt token ids must lie in 0..{vocab - 1}, got {min(prompt)}..{max(prompt)}")
         validate_params(params, vocab)
+        if request.method is not None and request.method not in self.config.speculation.methods:
+            raise InvalidParams(
+                f"method {request.method!r} is not set up; this engine has {', '.join(self.config.speculation.methods)}"
+            )
         seq = Sequence(request, self._num_submitted, self.model.tokenizer.eos_token_ids, self.max_model_len)
         if params.stop:
             seq.scanner = StopScanner(self.model.tokenizer, params.stop)
@@ -188,13 +193,9 @@ class EngineCore:
         self.controller.release(seq)
         del self._sequences[seq.request.id]
         self._totals.count(seq.stats)
-        return completion_of(seq, self.model.tokenizer, self.method)
+        return completion_of(seq, self.model.tokenizer, self.speculator.method_of(seq))
 
     # ------------------------------------------------------------ reporting
-
-    @property
-    def method(self) -> str:
-        return self.speculator.name
 
     def report(self) -> dict[str, Any]:
         """What runs here, for the job's record."""
@@ -206,7 +207,7 @@ class EngineCore:
             "max_model_len": self.max_model_len,
             "kv_blocks": self.cache.num_blocks,
             **self.model.details,
-            "speculator": {"method": self.method, "verify": speculation.verify, **asdict(speculation)},
+            "speculator": asdict(speculation),
         }
 
     def snapshot(self) -> EngineSnapshot:

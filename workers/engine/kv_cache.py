@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -20,6 +21,8 @@ import torch
 from workers.engine.sequence import Sequence
 
 SCRATCH_BLOCK = 0
+FINAL = -1
+"""Names the hidden state after the final norm, which the language model head reads."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class CacheShape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    hidden_size: int = 0
+    """Width of the residual stream."""
 
     def bytes_per_token(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
@@ -58,6 +63,9 @@ class KVCache:
         slots = (num_blocks + 1) * block_size
         self.keys = [self._pool(slots) for _ in range(shape.num_layers)]
         self.values = [self._pool(slots) for _ in range(shape.num_layers)]
+        self.hidden: dict[int, torch.Tensor] = {}
+        """Layer -> [slots, hidden_size]: the residual stream entering that layer, or FINAL. Kept where
+        keys and values are kept, so a preempted or shared prefix never leaves a feature to be guessed."""
         self._tables: dict[Sequence, CachedSequence] = {}
         self._references = [0] * (num_blocks + 1)
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(1, num_blocks + 1))
@@ -68,6 +76,13 @@ class KVCache:
     def _pool(self, slots: int) -> torch.Tensor:
         shape = (slots, self.shape.num_kv_heads, self.shape.head_dim)
         return torch.zeros(shape, dtype=self.shape.dtype, device=self.shape.device)
+
+    def keep_hidden(self, layers: Iterable[int]) -> None:
+        """Have passes keep the hidden states of these layers too, for drafters that read features."""
+        slots = (self.num_blocks + 1) * self.block_size
+        for layer in layers:
+            shape = (slots, self.shape.hidden_size)
+            self.hidden[layer] = torch.zeros(shape, dtype=self.shape.dtype, device=self.shape.device)
 
     @property
     def num_free(self) -> int:
@@ -175,7 +190,7 @@ class KVCache:
             return
         src = torch.tensor(source, device=self.shape.device)
         dst = torch.tensor(target, device=self.shape.device)
-        for pool in (*self.keys, *self.values):
+        for pool in (*self.keys, *self.values, *self.hidden.values()):
             pool[dst] = pool[src]
 
     # ------------------------------------------------------------------- free

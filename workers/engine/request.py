@@ -33,6 +33,8 @@ class Request:
     prompt_token_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     sample: int = 0
+    method: str | None = None
+    """Speculator for this request, one of the engine's `SpeculationConfig.methods`; None takes the first."""
     scope: Hashable = None
     """Requests of one scope (a job) may learn drafts from each other's finished outputs; others never."""
 

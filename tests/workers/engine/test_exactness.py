@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests, oracle, run
@@ -58,7 +60,7 @@ def test_same_tokens_whatever_is_proposed(accuracy: float, width: int, truth: di
     config = EngineConfig(
         target=TARGET, max_batch=16, kv_blocks=60, block_size=4, speculation=SpeculationConfig(policy="fixed")
     )
-    core = EngineCore(config, make=lambda context: oracle(truth, accuracy=accuracy, width=width))
+    core = EngineCore(config, make=lambda context: {"none": oracle(truth, accuracy=accuracy, width=width)})
     assert answers(run(core, REQUESTS)) == answers(truth)
 
 
@@ -70,3 +72,25 @@ def test_the_answer_is_a_function_of_the_request_alone() -> None:
     for sample in range(4):
         assert len({done[row, sample].token_ids for row in range(3)}) == 1
     assert len({done[0, sample].token_ids for sample in range(4)}) == 4
+
+
+def test_every_request_may_name_its_method(truth: dict[object, Completion]) -> None:
+    """One batch, four methods: same tokens, and each completion says which method it had."""
+    speculation = SpeculationConfig(
+        method="ngram",
+        row_methods=("none", "suffix", "draft_model"),
+        draft="target",
+        ngram_min=1,
+        tree_width=2,
+        policy="fixed",
+    )
+    methods = (None, *speculation.methods)
+    mixed = [replace(request, method=methods[i % len(methods)]) for i, request in enumerate(REQUESTS)]
+    done = run(engine(speculation=speculation, max_batch=16), mixed)
+    assert answers(done) == answers(truth)
+    for request in mixed:
+        assert done[request.id].method == (request.method or "ngram")
+    assert all(done[r.id].stats.drafted == 0 for r in mixed if r.method == "none")
+    unknown = engine().add(replace(REQUESTS[0], method="ngram"))
+    assert unknown is not None
+    assert unknown.error_code == "invalid_params"

@@ -38,7 +38,7 @@ def test_the_counts_reconcile(accuracy: float, width: int) -> None:
     truth = run(engine(), requests)
     core = EngineCore(
         EngineConfig(target=TARGET, max_batch=8, speculation=FIXED),
-        make=lambda context: oracle(truth, accuracy=accuracy, width=width),
+        make=lambda context: {"none": oracle(truth, accuracy=accuracy, width=width)},
     )
     done = run(core, requests)
     for completion in done.values():
@@ -79,9 +79,11 @@ def _drafting(draft: list[int], params: SamplingParams, length: int = 4) -> Comp
 
     core = EngineCore(
         EngineConfig(target=TARGET, speculation=SpeculationConfig(max_draft_tokens=length, policy="fixed")),
-        make=lambda context: FixedSpeculator(
-            lambda seq, room: DraftTree.chain(draft or rest[seq.num_emitted : seq.num_emitted + room])
-        ),
+        make=lambda context: {
+            "none": FixedSpeculator(
+                lambda seq, room: DraftTree.chain(draft or rest[seq.num_emitted : seq.num_emitted + room])
+            )
+        },
     )
     return run(core, [Request(0, prompt, params)])[0]
 

@@ -24,6 +24,7 @@ class DraftModelSpeculator:
     """Keeps a KV cache of its own, which catches up with whatever was emitted since it last drafted."""
 
     name = "draft_model"
+    hidden_layers = ()
 
     def __init__(
         self, executor: Executor, cache: KVCache, *, shape: TreeShape, target_vocab: int, max_step_tokens: int
@@ -41,7 +42,7 @@ class DraftModelSpeculator:
         config = context.config
         draft = load_draft(config, context.target)
         cache = KVCache(
-            draft.executor.cache_shape, context.kv_blocks, config.block_size, prefix_reuse=config.prefix_reuse
+            draft.executor.cache_shape, context.cache.num_blocks, config.block_size, prefix_reuse=config.prefix_reuse
         )
         return cls(
             draft.executor,

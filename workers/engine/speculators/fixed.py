@@ -14,6 +14,7 @@ class FixedSpeculator:
     """`propose_one(seq, length)` gives the tree for one sequence, of at most length * width nodes."""
 
     name = "fixed"
+    hidden_layers = ()
 
     def __init__(self, propose_one: Callable[[Sequence, int], DraftTree], width: int = 1) -> None:
         self._width = width

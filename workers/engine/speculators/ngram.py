@@ -27,6 +27,7 @@ class NgramSpeculator:
     """
 
     name = "ngram"
+    hidden_layers = ()
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(longest, shortest - 1, -1)

@@ -12,6 +12,7 @@ from workers.engine.verifier import Verdict
 
 class NoSpeculator:
     name = "none"
+    hidden_layers = ()
 
     @classmethod
     def create(cls, context: SpeculatorContext) -> NoSpeculator:

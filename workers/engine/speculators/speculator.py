@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Protocol
 
 from workers.engine.config import EngineConfig
+from workers.engine.kv_cache import KVCache
 from workers.engine.models.executor import LoadedModel
 from workers.engine.sequence import Sequence
 from workers.engine.tree import DraftTree
@@ -19,6 +20,11 @@ class Speculator(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers of the target whose hidden states it reads from the target's cache (`KVCache.hidden`)."""
+        ...
+
     def max_nodes(self, length: int) -> int:
         """Most nodes of a tree that is `length` levels deep."""
         ...
@@ -42,8 +48,8 @@ class SpeculatorContext:
 
     config: EngineConfig
     target: LoadedModel
-    kv_blocks: int
-    """Blocks of the target's pool."""
+    cache: KVCache
+    """The target's."""
 
 
 REGISTRY = {
@@ -54,7 +60,12 @@ REGISTRY = {
 }
 
 
-def make_speculator(context: SpeculatorContext) -> Speculator:
-    module, _, name = REGISTRY[context.config.speculation.method].partition(":")
+def make_speculators(context: SpeculatorContext) -> dict[str, Speculator]:
+    """The engine's own method first, then those that single requests may ask for."""
+    return {method: make_speculator(method, context) for method in context.config.speculation.methods}
+
+
+def make_speculator(method: str, context: SpeculatorContext) -> Speculator:
+    module, _, name = REGISTRY[method].partition(":")
     speculator: Speculator = getattr(import_module(module), name).create(context)
     return speculator

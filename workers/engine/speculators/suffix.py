@@ -32,6 +32,7 @@ class SuffixSpeculator:
     """One index per sequence over its own tokens, and one per scope over finished outputs; never across scopes."""
 
     name = "suffix"
+    hidden_layers = ()
 
     def __init__(self, config: SpeculationConfig) -> None:
         self._config = config
