@@ -80,6 +80,10 @@ class Database:
         """`work(connection, ...)` in one write transaction, committed when it returns."""
         return self._run(self._writing, self.patience, work, *args, **kwargs)
 
+    def read_once(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`read` without a second try, for opening: whoever mistypes an address should not have to wait."""
+        return self._run(self.engine, 0.0, work, *args, **kwargs)
+
     def write_once(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`write` without a second try, for work that consumes an iterator."""
         return self._run(self._writing, 0.0, work, *args, **kwargs)

@@ -47,9 +47,9 @@ class Store:
         store = cls(url, patience=patience)
         name = shown(store.database.url)
         try:
-            if store._at_once(store.database.read, schema.is_empty):
+            if store._at_once(store.database.read_once, schema.is_empty):
                 store._at_once(store.database.write_once, schema.upgrade_if_empty)
-            store._at_once(store.database.read, schema.require_head, name)
+            store._at_once(store.database.read_once, schema.require_head, name)
         except BaseException:
             store.dispose()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -46,11 +47,24 @@ def _postgres_database() -> Iterator[str]:
 @pytest.fixture
 def postgres_url(_postgres_database: str) -> Iterator[str]:
     """URL of an empty PostgreSQL schema of this test's own."""
+    with _schema(_postgres_database) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def _postgres_store_url(_postgres_database: str) -> Iterator[str]:
+    """URL of a schema with a store's tables, set up once, because that takes longer than most tests."""
+    with _schema(_postgres_database) as url:
+        Store.open(url).dispose()
+        yield url
+
+
+@contextmanager
+def _schema(database: str) -> Iterator[str]:
     schema = f"t{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(_postgres_database, autocommit=True) as connection:
+    with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-        joint = "&" if "?" in _postgres_database else "?"
-        yield f"{_postgres_database}{joint}options=-csearch_path%3D{schema}"
+        yield f"{database}{'&' if '?' in database else '?'}options=-csearch_path%3D{schema}"
         connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
 
 
@@ -94,12 +108,16 @@ def rabbitmq_url() -> str:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of an empty store: once on SQLite, once on PostgreSQL."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'store.db'}"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
+        yield f"sqlite:///{tmp_path / 'store.db'}"
+        return
+    url: str = request.getfixturevalue("_postgres_store_url")
+    yield url
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET lock_timeout = '20s'")
+        connection.execute("TRUNCATE jobs, workers, engine_samples RESTART IDENTITY CASCADE")
 
 
 @pytest.fixture

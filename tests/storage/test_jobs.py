@@ -44,7 +44,12 @@ def test_jobs_are_found_by_id_name_prefix_and_last(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("reference", "message"),
-    [("nightli", "did you mean 'nightly'"), ("ab", "several job ids: abc123, abd456"), ("zzz", "status"), ("", "status")],
+    [
+        ("nightli", "did you mean 'nightly'"),
+        ("ab", "several job ids: abc123, abd456"),
+        ("zzz", "status"),
+        ("", "status"),
+    ],
 )
 def test_an_unknown_job_is_refused_with_what_is_near(store: Store, reference: str, message: str) -> None:
     add_job(store, "nightly", id="abc123")
@@ -111,7 +116,7 @@ def test_a_job_without_rows_completes(store: Store) -> None:
     assert done is not None
     assert done.state is JobState.COMPLETED
     assert done.started_at is not None
-    assert store.progress(job.id) == JobProgress(0, 0, 0, 0, 0, 0, 0, {state: 0 for state in ChunkState})
+    assert store.progress(job.id) == JobProgress(0, 0, 0, 0, 0, 0, 0, dict.fromkeys(ChunkState, 0))
 
 
 def test_a_finished_job_has_its_times(store: Store) -> None:

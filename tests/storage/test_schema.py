@@ -15,6 +15,15 @@ from storage.store import Store
 from storage.tables import metadata
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database in which there is nothing at all."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'new.db'}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
 def test_the_migrations_build_the_tables_of_the_code(store: Store) -> None:
     def differences(connection: sa.Connection) -> list[object]:
         return compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), metadata)
@@ -114,7 +123,9 @@ def test_an_unreachable_server_is_named_without_the_password() -> None:
 def test_sqlite_waits_for_other_writers(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         mode, timeout, keys = store.database.read(
-            lambda c: [c.exec_driver_sql(f"PRAGMA {p}").scalar() for p in ("journal_mode", "busy_timeout", "foreign_keys")]
+            lambda c: [
+                c.exec_driver_sql(f"PRAGMA {p}").scalar() for p in ("journal_mode", "busy_timeout", "foreign_keys")
+            ]
         )
     assert (mode, keys) == ("wal", 1)
     assert timeout >= 30_000
