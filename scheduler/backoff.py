@@ -17,6 +17,3 @@ class Backoff:
         wait = self._next or self.first
         self._next = min(2 * wait, self.longest)
         return wait
-
-    def reset(self) -> None:
-        self._next = 0.0

@@ -29,13 +29,15 @@ class Dispatcher:
         self._lost_seconds = lost_seconds
         self._next_check = monotonic() + lost_seconds / 3
 
-    def step(self) -> int:
-        """Publish what fits into the window; returns how many chunks. Raises `BrokerUnavailable`."""
+    def step(self) -> bool:
+        """Publish what fits into the window; returns whether that was anything. Raises `BrokerUnavailable`."""
         if monotonic() >= self._next_check:
             self.requeue_lost()
             self._next_check = monotonic() + self._lost_seconds / 3
         free = self._window - self._store.count_in_flight()
-        return self._publish(self._store.pending_chunks(self._job_id, free)) if free > 0 else 0
+        chunks = self._store.pending_chunks(self._job_id, free) if free > 0 else []
+        self._publish(chunks)
+        return bool(chunks)
 
     def requeue_lost(self) -> int:
         """Make chunks pending again whose messages the broker no longer has; returns how many.
@@ -55,7 +57,7 @@ class Dispatcher:
             )
         return requeued
 
-    def _publish(self, chunks: list[Chunk]) -> int:
+    def _publish(self, chunks: list[Chunk]) -> None:
         # Publish first, mark then: a crash in between sends a message twice, which is harmless, and never leaves a
         # chunk that looks dispatched but was not.
         sent: list[int] = []
@@ -66,4 +68,3 @@ class Dispatcher:
         finally:
             if sent:
                 self._store.mark_dispatched(sent)
-        return len(sent)

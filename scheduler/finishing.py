@@ -17,9 +17,9 @@ def finish_if_done(store: Store, job: Job) -> Job:
 
     The daemon and the in-process run both call this now and then.
     """
-    if stop_if_hopeless(store, job):
-        return store.get_job(job.id)
-    return store.finalize_if_done(job.id) or store.get_job(job.id)
+    if not stop_if_hopeless(store, job) and store.is_settled(job.id):
+        store.finalize_if_done(job.id)
+    return store.get_job(job.id)
 
 
 def stop_if_hopeless(store: Store, job: Job) -> bool:

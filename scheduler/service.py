@@ -9,6 +9,7 @@ from typing import NoReturn, TypeVar
 
 from anyio import TASK_STATUS_IGNORED, CancelScope, create_task_group, sleep, to_thread
 from anyio.abc import TaskStatus
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from scheduler.backoff import Backoff
 from scheduler.dispatch import Dispatcher
@@ -16,6 +17,7 @@ from scheduler.errors import BrokerUnavailable
 from scheduler.finishing import finish_if_done
 from scheduler.publisher import CeleryPublisher, Publisher
 from scheduler.recovery import reap
+from storage.errors import StoreUnavailable
 from storage.records import Job
 from storage.store import Store
 
@@ -23,12 +25,18 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+OUT_OF_REACH = (BrokerUnavailable, StoreUnavailable, OperationalError, InterfaceError)
+"""What comes of a broker or database that is down or restarting."""
+BUSY_SHARE = 0.1
+"""Part of the usual pause after a round that published something: a fast worker empties the window quickly."""
+
 
 class Scheduler:
     """Feeds workers with the chunks of one job or of all jobs, and sees jobs through to their end.
 
     Any number of schedulers may run on one store: every statement that changes a chunk is conditional, and a chunk that
-    two of them publish is still claimed once. A broker that goes away only delays: the scheduler waits and tries again.
+    two of them publish is still claimed once. A broker or database that goes away only delays: the scheduler waits and
+    tries again.
 
     `window`: chunks dispatched and running at the same time over all jobs; at least twice what all workers run at once
     keeps them busy. `poll_seconds`: pause between looks at the store. `lost_seconds`: a chunk whose message has been
@@ -53,11 +61,11 @@ class Scheduler:
         self._lost_seconds = lost_seconds
 
     async def run(self, job_id: str, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> Job:
-        """Serve one job until it is terminal; returns it. Raises what the store raises when it has given up."""
+        """Serve one job until it is terminal; returns it."""
         return await self._serve(job_id, partial(self._until_terminal, job_id), task_status)
 
     async def serve(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
-        """Serve all jobs until cancelled. Raises what the store raises when it has given up."""
+        """Serve all jobs until cancelled."""
         await self._serve(None, partial(self._repeat, self._finish_all), task_status)
 
     async def _serve(self, job_id: str | None, until: Callable[[], Awaitable[T]], ready: TaskStatus[None]) -> T:
@@ -67,7 +75,7 @@ class Scheduler:
         try:
             async with create_task_group() as loops:
                 loops.start_soon(self._repeat, dispatcher.step)
-                loops.start_soon(self._repeat, partial(reap, self._store))
+                loops.start_soon(self._repeat, self._reap)
                 ready.started()
                 result = await until()
                 loops.cancel_scope.cancel()
@@ -78,34 +86,42 @@ class Scheduler:
             with CancelScope(shield=True):
                 await to_thread.run_sync(self._publisher.close)
 
-    async def _repeat(self, action: Callable[[], object]) -> NoReturn:
-        """Run a blocking action again and again; while the broker is away, wait longer and longer."""
+    async def _repeat(self, action: Callable[[], bool]) -> NoReturn:
+        """Run a blocking action again and again, sooner when it says that it had something to do."""
+        while True:
+            busy = await self._patiently(action)
+            await sleep(self._poll_seconds * (BUSY_SHARE if busy else 1))
+
+    async def _until_terminal(self, job_id: str) -> Job:
+        while not (job := await self._patiently(partial(self._finish, job_id))).state.terminal:
+            await sleep(self._poll_seconds)
+        return job
+
+    async def _patiently(self, action: Callable[[], T]) -> T:
+        """What a blocking action returns; while broker or database are away it is tried again, with growing pauses."""
         backoff = Backoff()
         while True:
             try:
-                await to_thread.run_sync(action)
-            except BrokerUnavailable as error:
+                return await to_thread.run_sync(action)
+            except OUT_OF_REACH as error:
                 wait = backoff.next()
                 log.warning("%s; trying again in %.1f s", error, wait)
                 await sleep(wait)
-            else:
-                backoff.reset()
-                await sleep(self._poll_seconds)
-
-    async def _until_terminal(self, job_id: str) -> Job:
-        while not (job := await to_thread.run_sync(self._finish, job_id)).state.terminal:
-            await sleep(self._poll_seconds)
-        return job
 
     def _finish(self, job_id: str) -> Job:
         job = self._store.get_job(job_id)
         return job if job.state.terminal else finish_if_done(self._store, job)
 
-    def _finish_all(self) -> None:
+    def _finish_all(self) -> bool:
         for job in self._store.unfinished_jobs():
             finished = finish_if_done(self._store, job)
             if finished.state.terminal:
                 log.info("job %s is %s", finished.name, finished.state)
+        return False
+
+    def _reap(self) -> bool:
+        reap(self._store)
+        return False
 
 
 def _first(error: BaseException) -> BaseException:

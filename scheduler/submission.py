@@ -10,15 +10,15 @@ from typing import Any
 
 from scheduler.dataset import Dataset
 from scheduler.differences import input_differences, spec_differences, spec_hash
-from scheduler.errors import InputChanged, InvalidJob, SpecChanged, WrongState
+from scheduler.errors import InputChanged, InvalidJob, SpecChanged
 from scheduler.finishing import finish_if_done
+from scheduler.lifecycle import STOPPED, resume
 from scheduler.naming import check_name, new_job_id, next_free_name
 from scheduler.planning import plan_chunks
 from storage.errors import JobExists
 from storage.records import Chunk, Job, JobState
 from storage.store import Store
 
-RESUMABLE = (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
 OTHERWISE = "Submit what it was submitted with to resume it, or choose another --name, or --new for a fresh job."
 
 
@@ -36,9 +36,10 @@ def submit(store: Store, spec: dict[str, Any], dataset: Dataset, *, new: bool = 
     completed one is returned as it is. `new` makes a fresh job under the first free of NAME, NAME-2, NAME-3, ...
     The columns that inspection settled on become part of the stored spec. A dataset without rows completes at once.
 
-    Raises `InvalidJob`, `SpecChanged`, `InputChanged`, `WrongState` (the job is being cancelled).
+    Raises `InvalidJob`, `SpecChanged`, `InputChanged`, and `WrongState` for a job that is being cancelled or that was
+    stopped for its errors.
     """
-    name = check_name(spec["name"])
+    name = check_name(spec.get("name") or "")
     spec = _stored_spec(spec, dataset)
     while True:
         existing = store.find_job(name)
@@ -84,9 +85,7 @@ def _rejoined(store: Store, job: Job, spec: dict[str, Any], dataset: Dataset) ->
         raise SpecChanged(f"job {job.name!r} exists with another spec:", changed, OTHERWISE)
     if changed := input_differences(store.input_files(job.id), dataset.files):
         raise InputChanged(f"the input of job {job.name!r} has changed since it was submitted:", changed, OTHERWISE)
-    if job.state is JobState.CANCELLING:
-        raise WrongState(f"job {job.name!r} is being cancelled: wait until it is cancelled, then submit again")
-    if job.state in RESUMABLE:
-        store.resume_job(job.id)
+    if job.state in (*STOPPED, JobState.CANCELLING):
+        resume(store, job.id)
         return store.get_job(job.id)
     return job

@@ -10,6 +10,8 @@ from storage.jobs import job_from_row
 from storage.records import ChunkState, Job, JobState
 from storage.tables import chunks, jobs
 
+OPEN = (ChunkState.PENDING, ChunkState.DISPATCHED, ChunkState.RUNNING)
+
 
 @dataclass(frozen=True, slots=True)
 class DoneCounts:
@@ -37,3 +39,9 @@ def done_counts(connection: sa.Connection, job_id: str) -> DoneCounts:
     query = sa.select(*sums).where(chunks.c.job_id == job_id, chunks.c.state == ChunkState.DONE)
     num_ok, num_errors = connection.execute(query).one()
     return DoneCounts(int(num_ok), int(num_errors))
+
+
+def is_settled(connection: sa.Connection, job_id: str) -> bool:
+    """Whether none of the job's chunks waits or runs; a read, so that asking often disturbs nobody."""
+    is_open = sa.and_(chunks.c.job_id == job_id, chunks.c.state.in_(OPEN))
+    return connection.execute(sa.select(chunks.c.id).where(is_open).limit(1)).scalar() is None
