@@ -13,7 +13,7 @@ from celery import Celery
 from celery.signals import worker_shutting_down
 
 from storage.store import Store
-from storage.wire import QUEUE_NAME, broker_settings, redacted
+from storage.wire import broker_settings, redacted
 from workers.host import EngineFactory, real_engine
 from workers.tasks import register
 from workers.worker import Worker
@@ -67,26 +67,26 @@ def run_worker(
         drain = _Drain(worker)
         worker_shutting_down.connect(drain)
         try:
+            controller = _controller(app, concurrency, loglevel)
             logger.info("worker %s: broker %s, %d chunks at a time", worker.id, redacted(broker_url), concurrency)
-            return _serve(app, concurrency, loglevel)
+            controller.start()
+            return int(controller.exitcode or 0)
         finally:
             worker_shutting_down.disconnect(drain)
 
 
-def _serve(app: Celery, concurrency: int, loglevel: str) -> int:
-    controller = app.Worker(
+def _controller(app: Celery, concurrency: int, loglevel: str) -> Any:
+    return app.Worker(
         pool="threads",
         concurrency=concurrency,
         hostname=f"nightdraft-{os.getpid()}@{socket.gethostname()}",
-        queues=[QUEUE_NAME],
+        queues=[app.conf.task_default_queue],
         loglevel=loglevel,
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
         quiet=True,
     )
-    controller.start()
-    return int(controller.exitcode or 0)
 
 
 class _Drain:

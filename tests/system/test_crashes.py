@@ -1,0 +1,162 @@
+"""Workers that die, hang and come back: every row has exactly one record, the same as if nothing had happened."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from scheduler.publisher import CeleryPublisher
+from storage.records import ChunkMessage, JobState
+from tests.system.cluster import Cluster, WorkerProcess, wait_until
+from tests.system.conftest import RedisServer
+
+pytestmark = pytest.mark.service
+
+PROMPTS = [f"Tell me about number {place}." for place in range(64)]
+SLOW = "light:120"
+"""Fast enough for a test, slow enough to be interrupted."""
+
+MakeCluster = Callable[[str, str], Cluster]
+
+
+def kill_one_of_two(cluster: Cluster, **spec: Any) -> None:
+    """Kill a busy worker in the middle of a job; the job completes as if nothing had happened."""
+    job = cluster.submit(PROMPTS, keep_token_ids=True, **spec)
+    doomed, _ = cluster.start_worker(), cluster.start_worker()
+    with cluster.scheduling(job):
+        wait_until(lambda: cluster.recorded(job) >= 8 and cluster.holds_chunk(doomed), "the worker is busy")
+        doomed.kill()
+        assert cluster.recorded(job) < len(PROMPTS)
+        assert cluster.wait_finished(job).state is JobState.COMPLETED
+    assert any(chunk.attempts for chunk in cluster.store.list_chunks(job.id))
+    assert cluster.export(job) == cluster.undisturbed(job)
+
+
+def test_kill_nine_in_the_middle(make_cluster: MakeCluster, broker_url: str, postgres_url: str) -> None:
+    with make_cluster(broker_url, postgres_url) as cluster:
+        kill_one_of_two(cluster, target=SLOW)
+
+
+def test_kill_nine_in_the_middle_of_speculative_decoding(
+    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+) -> None:
+    engine = {"speculation": {"method": "ngram", "policy": "fixed"}}
+    with make_cluster(redis_server.url, postgres_url) as cluster:
+        kill_one_of_two(cluster, target="scripted:delay_ms=20,order=2", engine=engine, lease_seconds=6.0)
+
+
+class StutteringPublisher(CeleryPublisher):
+    """Delivers everything three times."""
+
+    def publish(self, message: ChunkMessage) -> None:
+        for _ in range(3):
+            super().publish(message)
+
+
+def test_every_message_delivered_three_times(make_cluster: MakeCluster, broker_url: str, postgres_url: str) -> None:
+    with make_cluster(broker_url, postgres_url) as cluster:
+        job = cluster.submit(PROMPTS, target="light:10")
+        cluster.start_worker()
+        cluster.start_worker()
+        with cluster.scheduling(job, StutteringPublisher(broker_url)):
+            assert cluster.wait_finished(job).state is JobState.COMPLETED
+        assert {chunk.epoch for chunk in cluster.store.list_chunks(job.id)} == {1}
+        assert cluster.export(job) == cluster.undisturbed(job)
+
+
+def test_a_zombie_that_wakes_up_past_its_lease_writes_nothing(
+    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+) -> None:
+    with make_cluster(redis_server.url, postgres_url) as cluster:
+        job = cluster.submit(PROMPTS, target=SLOW)
+        zombie, healthy = cluster.start_worker(), cluster.start_worker()
+        with cluster.scheduling(job):
+            wait_until(lambda: cluster.holds_chunk(zombie) and cluster.holds_chunk(healthy), "both workers are busy")
+            stop_outside_a_transaction(zombie, postgres_url)
+            assert cluster.wait_finished(job).state is JobState.COMPLETED
+            before = {(r.row_index, r.sample): r for r in cluster.store.iter_results(job.id)}
+            zombie.send(signal.SIGCONT)
+            wait_until(lambda: ": lost, " in zombie.output(), "the zombie notices")
+            assert {(r.row_index, r.sample): r for r in cluster.store.iter_results(job.id)} == before
+            healthy.kill()
+            more = cluster.submit(PROMPTS[:8], target="light:1", name="more")
+            assert cluster.wait_finished(more).state is JobState.COMPLETED
+        assert cluster.export(job) == cluster.undisturbed(job)
+
+
+def stop_outside_a_transaction(worker: WorkerProcess, postgres_url: str) -> None:
+    """SIGSTOP; a process that is stopped while it holds locks in the database would hold them for the whole test."""
+    open_transactions = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
+    )
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        for _ in range(20):
+            worker.send(signal.SIGSTOP)
+            counts = [connection.execute(open_transactions).fetchone() for _ in range(20)]
+            if (0,) in counts:
+                return
+            worker.send(signal.SIGCONT)
+    raise AssertionError("the worker was in a transaction each time")
+
+
+def test_sigterm_exits_in_time_and_loses_nothing(make_cluster: MakeCluster, broker_url: str, postgres_url: str) -> None:
+    with make_cluster(broker_url, postgres_url) as cluster:
+        job = cluster.submit(PROMPTS, target=SLOW, lease_seconds=60.0)
+        first = cluster.start_worker()
+        with cluster.scheduling(job):
+            cluster.wait_recorded(job, 8)
+            first.send(signal.SIGTERM)
+            assert first.process.wait(timeout=10) == 0
+            chunks = cluster.store.list_chunks(job.id)
+            assert not any(chunk.worker_id for chunk in chunks if chunk.lease_until is not None)
+            assert not any(chunk.attempts for chunk in chunks)
+            assert 8 <= cluster.recorded(job) < len(PROMPTS)
+            assert cluster.store.list_workers() == []
+            cluster.start_worker()
+            assert cluster.wait_finished(job).state is JobState.COMPLETED
+        assert cluster.export(job) == cluster.undisturbed(job)
+
+
+def test_a_poison_row_is_isolated_and_recorded(
+    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+) -> None:
+    prompts = [f"harmless {place}" for place in range(16)]
+    prompts[6] = "this is POISON"
+    with make_cluster(redis_server.url, postgres_url) as cluster:
+        job = cluster.submit(prompts, target="light:20:POISON", chunk_rows=4, max_attempts=1, lease_seconds=1.0)
+        with cluster.scheduling(job):
+
+            def job_ended() -> bool:
+                if not any(worker.alive for worker in cluster.workers):
+                    cluster.start_worker()
+                return cluster.store.get_job(job.id).state.terminal
+
+            wait_until(job_ended, "the job ends")
+        assert cluster.store.get_job(job.id).state is JobState.COMPLETED
+        (error,) = cluster.store.errors(job.id)
+        assert (error.row_index, error.error_code) == (6, "worker_crashed")
+        assert cluster.recorded(job) == len(prompts)
+
+
+def test_cancel_keeps_what_finished_and_resume_does_the_rest(
+    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+) -> None:
+    with make_cluster(redis_server.url, postgres_url) as cluster:
+        job = cluster.submit(PROMPTS, target=SLOW)
+        worker = cluster.start_worker()
+        with cluster.scheduling(job):
+            cluster.wait_recorded(job, 8)
+            cluster.store.cancel_job(job.id)
+            assert cluster.wait_finished(job).state is JobState.CANCELLED
+            kept = list(cluster.store.iter_results(job.id))
+            assert 8 <= len(kept) < len(PROMPTS)
+            cluster.store.resume_job(job.id)
+            assert cluster.wait_finished(job).state is JobState.COMPLETED
+        assert worker.alive
+        now = {result.row_index: result for result in cluster.store.iter_results(job.id)}
+        assert [now[result.row_index] for result in kept] == kept
+        assert cluster.export(job) == cluster.undisturbed(job)

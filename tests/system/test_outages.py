@@ -1,0 +1,70 @@
+"""Brokers and databases that go away in the middle: the job waits and goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from storage.records import JobState
+from tests.system.cluster import Cluster
+from tests.system.conftest import RedisServer, rabbitmqctl
+
+pytestmark = pytest.mark.service
+
+PROMPTS = [f"Tell me about number {place}." for place in range(64)]
+SLOW = "light:120"
+
+MakeCluster = Callable[[str, str], Cluster]
+
+
+def test_redis_is_restarted_and_has_forgotten_everything(
+    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+) -> None:
+    with make_cluster(redis_server.url, postgres_url) as cluster:
+        job = cluster.submit(PROMPTS, target=SLOW)
+        workers = [cluster.start_worker(), cluster.start_worker()]
+        with cluster.scheduling(job):
+            cluster.wait_recorded(job, 8)
+            redis_server.stop()
+            time.sleep(1)
+            redis_server.start()
+            assert cluster.wait_finished(job).state is JobState.COMPLETED
+        assert all(worker.alive for worker in workers)
+        assert cluster.export(job) == cluster.undisturbed(job)
+
+
+def test_rabbitmq_drops_every_connection(
+    make_cluster: MakeCluster, rabbitmq_broker: str, rabbitmq_vhost: str, postgres_url: str
+) -> None:
+    with make_cluster(rabbitmq_broker, postgres_url) as cluster:
+        job = cluster.submit(PROMPTS, target=SLOW)
+        workers = [cluster.start_worker(), cluster.start_worker()]
+        with cluster.scheduling(job):
+            cluster.wait_recorded(job, 8)
+            rabbitmqctl("close_all_connections", "-p", rabbitmq_vhost, "restart")
+            assert cluster.wait_finished(job).state is JobState.COMPLETED
+        assert all(worker.alive for worker in workers)
+        assert cluster.export(job) == cluster.undisturbed(job)
+
+
+def test_postgresql_drops_every_connection_again_and_again(
+    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+) -> None:
+    # The oldest connection is the one of the fixture that made the schema.
+    terminate = """
+        SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_start >
+            (SELECT min(backend_start) FROM pg_stat_activity WHERE datname = current_database())
+    """
+    with make_cluster(redis_server.url, postgres_url) as cluster:
+        job = cluster.submit(PROMPTS, target=SLOW)
+        cluster.start_worker()
+        with cluster.scheduling(job), psycopg.connect(postgres_url, autocommit=True) as connection:
+            for count in (1, 16, 32):
+                cluster.wait_recorded(job, count)
+                connection.execute(terminate)
+            assert cluster.wait_finished(job).state is JobState.COMPLETED
+        assert cluster.export(job) == cluster.undisturbed(job)
