@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 class Dispatcher:
     """Publishes pending chunks of one job, or of all. Synchronous; used from one thread at a time.
 
-    `window`: chunks dispatched and running at the same time, over all jobs. `lost_seconds`: how long a message may be
+    `window`: chunks that are dispatched and not yet claimed, over all jobs. `lost_seconds`: how long a message may be
     neither waiting on the broker nor claimed before its chunk is published again.
     """
 
@@ -34,7 +34,7 @@ class Dispatcher:
         if monotonic() >= self._next_check:
             self.requeue_lost()
             self._next_check = monotonic() + self._lost_seconds / 3
-        free = self._window - self._store.count_in_flight()
+        free = self._window - self._store.count_dispatched()
         chunks = self._store.pending_chunks(self._job_id, free) if free > 0 else []
         self._publish(chunks)
         return bool(chunks)

@@ -38,9 +38,9 @@ class Scheduler:
     two of them publish is still claimed once. A broker or database that goes away only delays: the scheduler waits and
     tries again.
 
-    `window`: chunks dispatched and running at the same time over all jobs; at least twice what all workers run at once
-    keeps them busy. `poll_seconds`: pause between looks at the store. `lost_seconds`: a chunk whose message has been
-    neither waiting nor claimed for this long is published again.
+    `window`: chunks that wait on the broker for a worker, over all jobs; a finished worker finds the next one there.
+    `poll_seconds`: pause between looks at the store. `lost_seconds`: a chunk whose message has been neither waiting nor
+    claimed for this long is published again.
     """
 
     def __init__(

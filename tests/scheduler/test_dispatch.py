@@ -42,12 +42,13 @@ def test_no_more_than_the_window_is_dispatched(store: Store, job_id: str, broker
     assert [message.chunk_id for message in broker.messages] == [chunk.id for chunk in store.list_chunks(job_id)[1:5]]
 
 
-def test_running_chunks_count(store: Store, job_id: str, broker: MemoryPublisher) -> None:
+def test_a_claimed_chunk_makes_room(store: Store, job_id: str, broker: MemoryPublisher) -> None:
     fill = dispatcher(store, broker).step
     fill()
     first = broker.messages.popleft()
     assert store.claim(first.chunk_id, first.epoch, "worker-1", 60.0)
-    assert not fill()
+    assert fill()
+    assert states(store, job_id) == {ChunkState.PENDING: 5, ChunkState.DISPATCHED: 4, ChunkState.RUNNING: 1}
 
 
 def test_one_job_only(store: Store, job_id: str, broker: MemoryPublisher, tmp_path: Path) -> None:
