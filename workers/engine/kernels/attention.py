@@ -24,7 +24,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 
-from workers.engine.kernels.parallel import ARGUMENTS, CLAIMED, TASKS, Kernel, claim, inlined, operation
+from workers.engine.kernels.parallel import ARGUMENTS, CLAIMED, TASKS, Kernel, claim, inlined, operation, spliced
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -136,8 +136,9 @@ def paged_attention(
     Raises TypeError for other dtypes and ValueError for shapes the kernel cannot read.
     """
     kernel = _KERNELS.get(q.dtype)
-    if kernel is None or not (q.dtype == k_cache.dtype == v_cache.dtype == out.dtype):
-        raise TypeError(f"paged attention needs all bfloat16 or all float32, not {q.dtype} on {k_cache.dtype}")
+    same = q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
+    if kernel is None or not (same and q.is_cpu and k_cache.is_cpu and v_cache.is_cpu and out.is_cpu):
+        raise TypeError(f"needs bfloat16 or float32 on the CPU throughout, not {q.dtype}, {k_cache.dtype}, {q.device}")
     count, heads, width = q.shape
     kv_heads = k_cache.shape[1]
     size = q.element_size()
@@ -540,7 +541,7 @@ def _hint(block: Any, head: int, slots: int, count: int, cursor: int) -> int:
     return stop
 
 
-@inlined
+@spliced
 def _attend_rows(
     block: Any, bfloat16: bool, begin: int, end: int, head: int, next_row: int, next_head: int, memory: Any
 ) -> None:
@@ -571,13 +572,13 @@ def _attend_rows(
             if count <= 0:
                 continue
             from_table = min(count, max(0, _at(block[_PREFIX_LENS], row) - base))
-            fresh, stop = count, count
+            fresh, stop = min(loaded, from_table), 0
             if from_table > loaded:
                 _read_table(block, row, base, loaded, shared, slots)
-                fresh, stop, loaded = loaded, max(shared, count), shared
+                stop, loaded = shared, shared
             if from_table < count:
                 _read_tail(block, row, base, from_table, count, slots)
-                fresh, stop, loaded = min(fresh, from_table), count, from_table
+                stop, loaded = count, from_table
             for lanes in range(fresh // LANES, (stop + LANES - 1) // LANES):
                 cursor = _hint(block, hint_head, hints, hint_count, cursor)
                 _transpose(slots + VECTOR * lanes, k, block[_K_SLOT], words, keys + VECTOR * lanes)
@@ -609,7 +610,7 @@ def _pitch(block: Any) -> int:
     return (block[_WORDS_PER_ROW] + PANEL - 1) // PANEL * PANEL  # type: ignore[no-any-return]
 
 
-@inlined
+@spliced
 def _attend(block: Any, bfloat16: bool) -> None:
     state_size = 8 * _pitch(block) * (2 if bfloat16 else 1) + 2 * VECTOR
     step = max(1, TILE_STATES // block[_QUERIES_PER_HEAD])

@@ -44,6 +44,11 @@ def inlined(function: F) -> F:
     return cast(F, numba.njit(forceinline=True, error_model="numpy")(function))
 
 
+def spliced(function: F) -> F:
+    """`inlined` for large functions called in one place: pasted before the optimiser runs, it is compiled only once."""
+    return cast(F, numba.njit(inline="always", error_model="numpy")(function))
+
+
 def operation(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
     """Make `emit(builder, *values)`, which writes LLVM code, callable from kernels as `result(*parameters)`."""
 

@@ -25,8 +25,9 @@ from numba import types
 
 from workers.engine.kernels.parallel import ARGUMENTS, TASKS, Kernel, claim, inlined, operation
 
-TARGET, DRAFT, ACCEPT = 0, 1, 2
-"""Streams: noise of the sampler (shared by coupled drafts), of independent drafts, and of acceptance tests."""
+TARGET, DRAFT, ACCEPT, RESIDUAL = 0, 1, 2, 3
+"""Streams: noise of the sampler (shared by coupled drafts), of independent drafts, of acceptance tests, and of what is
+drawn after one failed."""
 
 CHUNK = 4096
 """Tokens per task; a multiple of 4."""
@@ -75,9 +76,7 @@ def uniform_at(
     return out
 
 
-def _rows(
-    seeds: npt.ArrayLike, positions: npt.ArrayLike
-) -> tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+def _rows(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
     seeds, positions = np.ascontiguousarray(seeds, np.uint64), np.ascontiguousarray(positions, np.int64)
     if seeds.ndim != 1 or seeds.shape != positions.shape:
         raise ValueError(f"one seed and one position per row, not {seeds.shape} and {positions.shape}")
