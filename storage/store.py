@@ -113,6 +113,10 @@ class Store:
         """Successes and errors in the job's finished chunks."""
         return self.database.read(scheduling.done_counts, job_id)
 
+    def is_settled(self, job_id: str) -> bool:
+        """Whether none of the job's chunks waits or runs: the time to call `finalize_if_done`."""
+        return self.database.read(scheduling.is_settled, job_id)
+
     def set_job_state(
         self,
         job_id: str,
