@@ -1,0 +1,83 @@
+"""The command group: every command by name, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from runner.cli import database, export, jobs, query, run, services, submit
+from runner.cli.exits import exit_code
+from runner.errors import ExitCode
+from runner.tables import error_console
+
+
+class CommandGroup(TyperGroup):
+    """Turns the errors that the packages raise on purpose into one line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        except Exception as error:
+            code = exit_code(error)
+            if code is None:
+                raise
+            error_console().print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True, highlight=False)
+            raise typer.Exit(code) from None
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+app = typer.Typer(
+    cls=CommandGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Offline batch generation with speculative decoding: Parquet in, every row answered, statistics in SQL.",
+    epilog="Exit codes: 0 ok, 1 failed, 2 bad usage or configuration, 3 completed with failed rows, 130 interrupted.",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"nightdraft {version('nightdraft')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("run")(run.run)
+app.command("submit")(submit.submit)
+app.command("status")(jobs.status)
+app.command("watch")(jobs.watch)
+app.command("cancel")(jobs.cancel)
+app.command("resume")(jobs.resume)
+app.command("retry")(jobs.retry)
+app.command("errors")(jobs.errors)
+app.command("export")(export.export)
+app.command("sql")(query.sql)
+app.command("worker")(services.worker)
+app.command("scheduler")(services.scheduler)
+app.command("doctor")(services.doctor)
+app.add_typer(database.app, name="db")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="nightdraft")

@@ -1,0 +1,26 @@
+"""`nightdraft db`: the store's schema."""
+
+from __future__ import annotations
+
+import typer
+
+from runner.cli.options import DEFAULT_STORE, Json, Store
+
+app = typer.Typer(no_args_is_help=True, help="The store's schema.")
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command("upgrade")
+def upgrade(store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
+    """Bring the store's schema to the one that this version needs. Back up the database first."""
+    from runner.stores import store_url
+    from runner.views import show_action
+    from storage.store import Store as JobStore
+
+    with JobStore(store_url(store)) as opened:
+        opened.upgrade()
+        show_action(f"{opened.url} is up to date", {"store": str(opened.url)}, as_json=as_json)

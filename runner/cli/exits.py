@@ -1,0 +1,30 @@
+"""Which exit code an error ends with."""
+
+from __future__ import annotations
+
+from runner.errors import ExitCode, RunnerError
+from scheduler.errors import BrokerUnavailable, SchedulerError
+from storage.errors import ChunkIncomplete, InvalidPlan, LeaseLost, StorageError, StoreUnavailable
+from storage.wire import UnsupportedBroker
+from workers.engine.errors import EngineError, InvalidConfig, ModelNotFound, UnsupportedModel
+from workers.errors import EngineFailed, InvalidSpec, UnreadableInput
+
+_USAGE = (
+    SchedulerError,
+    StorageError,
+    UnsupportedBroker,
+    InvalidSpec,
+    UnreadableInput,
+)
+_FAILED = (BrokerUnavailable, StoreUnavailable, LeaseLost, ChunkIncomplete, InvalidPlan, EngineError, EngineFailed)
+
+
+def exit_code(error: BaseException) -> ExitCode | None:
+    """Exit code of an error that a package raises on purpose; None for one that nobody expected."""
+    if isinstance(error, RunnerError):
+        return error.exit_code
+    if isinstance(error, (InvalidConfig, ModelNotFound, UnsupportedModel)):
+        return ExitCode.USAGE
+    if isinstance(error, _FAILED):
+        return ExitCode.FAILED
+    return ExitCode.USAGE if isinstance(error, _USAGE) else None

@@ -1,0 +1,31 @@
+"""`nightdraft export`: a job's results as Parquet, in input order."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from runner.cli.options import DEFAULT_STORE, JobName, Json, Store
+
+
+def export(
+    job: JobName,
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Parquet file that is written.")],
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Export the rows recorded so far of a job that has not ended.")
+    ] = False,
+    token_ids: Annotated[
+        bool, typer.Option("--token-ids", help="Add output_token_ids (the job must have kept them).")
+    ] = False,
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Write every row of a job, in input order, with its input columns, its answer and its statistics."""
+    from runner.exporting import export_to
+    from runner.stores import open_store
+    from runner.views import show_export
+
+    with open_store(store) as opened:
+        found = opened.get_job(job)
+        show_export(export_to(opened, found, out, partial=partial, token_ids=token_ids), as_json=as_json)

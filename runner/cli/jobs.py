@@ -1,0 +1,110 @@
+"""Commands about jobs in the store. None of them loads a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from runner.cli.options import DEFAULT_STORE, JobName, Json, Store
+from runner.errors import UsageError
+
+
+def status(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Name or id of a job, or 'last'; without it: all jobs.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Jobs in the list, the newest first.")] = 20,
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Show the state and the counts of one job, or the list of jobs."""
+    from runner.stores import open_store
+    from runner.summary import summarise
+    from runner.views import show_job, show_jobs
+
+    with open_store(store) as opened:
+        if job is not None:
+            found = opened.get_job(job)
+            show_job(summarise(found, opened.progress(found.id)), opened.error_groups(found.id), as_json=as_json)
+            return
+        show_jobs([summarise(j, opened.progress(j.id)) for j in opened.list_jobs(limit)], as_json=as_json)
+
+
+def watch(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
+    """Follow a job until it ends; Ctrl-C stops watching, not the job. Ends with the job's exit code."""
+    from runner.stores import open_store
+    from runner.watching import watch_job
+
+    with open_store(store) as opened:
+        raise typer.Exit(watch_job(opened, opened.get_job(job).id, as_json=as_json))
+
+
+def cancel(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
+    """Stop a job. Finished rows stay recorded; `resume` goes on from there."""
+    from runner.stores import open_store
+    from runner.views import show_action
+    from scheduler import lifecycle
+
+    with open_store(store) as opened:
+        found = opened.get_job(job)
+        state = lifecycle.cancel(opened, found.id)
+        show_action(f"{found.name} is {state}", {"job": found.id, "name": found.name, "state": state}, as_json=as_json)
+
+
+def resume(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
+    """Put the unfinished chunks of a cancelled, failed or expired job back in line."""
+    from runner.stores import open_store
+    from runner.views import NEXT_STEPS, show_action
+    from scheduler import lifecycle
+
+    with open_store(store) as opened:
+        found = opened.get_job(job)
+        chunks = lifecycle.resume(opened, found.id)
+        show_action(
+            f"{found.name}: {chunks} chunks are back in line; {NEXT_STEPS}",
+            {"job": found.id, "name": found.name, "chunks": chunks},
+            as_json=as_json,
+        )
+
+
+def retry(
+    job: JobName,
+    failed: Annotated[bool, typer.Option("--failed", help="Generate the rows again whose result is an error.")] = False,
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Generate failed rows again. A success replaces the error; a success is never replaced."""
+    from runner.stores import open_store
+    from runner.views import NEXT_STEPS, show_action
+    from scheduler import lifecycle
+
+    if not failed:
+        raise UsageError("say what is tried again: nightdraft retry JOB --failed")
+    with open_store(store) as opened:
+        found = opened.get_job(job)
+        chunks = lifecycle.retry(opened, found.id)
+        show_action(
+            f"{found.name}: {chunks} chunks with failed rows are back in line; {NEXT_STEPS}",
+            {"job": found.id, "name": found.name, "chunks": chunks},
+            as_json=as_json,
+        )
+
+
+def errors(
+    job: JobName,
+    group: Annotated[bool, typer.Option("--group", help="Count the errors by code instead of listing rows.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows in the list.")] = 50,
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Show the rows of a job that ended with an error."""
+    from runner.stores import open_store
+    from runner.views import show_error_groups, show_errors
+
+    with open_store(store) as opened:
+        found = opened.get_job(job)
+        if group:
+            show_error_groups(opened.error_groups(found.id), as_json=as_json)
+        else:
+            show_errors(opened.errors(found.id, limit), limit, as_json=as_json)

@@ -1,0 +1,37 @@
+"""Commands that run a service, and `doctor`, which says what stands in its way."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from runner.cli.options import DEFAULT_BROKER, DEFAULT_STORE, Broker, Json, OptionalBroker, Store
+
+
+def worker(
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Chunks in flight; they share one engine.")
+    ] = 3,
+    store: Store = DEFAULT_STORE,
+    broker: Broker = DEFAULT_BROKER,
+) -> None:
+    """Take chunks from the broker and answer their rows. SIGTERM: records what is finished and exits."""
+    from runner.serving import run_worker
+
+    raise typer.Exit(run_worker(store, broker, concurrency))
+
+
+def scheduler(store: Store = DEFAULT_STORE, broker: Broker = DEFAULT_BROKER) -> None:
+    """Dispatch chunks of submitted jobs, reap lost ones, finish jobs. Several may run."""
+    from runner.serving import run_scheduler
+
+    raise typer.Exit(run_scheduler(store, broker))
+
+
+def doctor(store: Store = DEFAULT_STORE, broker: OptionalBroker = None, as_json: Json = False) -> None:
+    """Check this machine, the store and the broker. Exit code 1 when something is broken."""
+    from runner.doctor import run_checks
+    from runner.views import show_checks
+
+    raise typer.Exit(show_checks(run_checks(store, broker), as_json=as_json))

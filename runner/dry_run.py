@@ -1,0 +1,151 @@
+"""`run --dry-run`: what would be asked, how long prompts are, how the work would be cut. Loads the tokenizer only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from runner.spec import JobSpec
+from runner.tables import console, print_fields, print_json, print_rows
+from scheduler.dataset import Dataset, inspect
+from scheduler.planning import default_chunk_rows, plan_chunks
+from workers.prepare import Preparer, RejectedRow
+from workers.prompts import PromptRenderer
+from workers.rows import Row, read_chunk
+from workers.settings import JobSettings
+
+if TYPE_CHECKING:
+    from workers.engine.tokenizer import TextTokenizer
+
+SHOWN_PROMPTS = 3
+SAMPLED_ROWS = 2000
+SAMPLED_PLACES = 20
+"""The sampled rows come from this many places, spread evenly over the dataset."""
+BAR_WIDTH = 40
+NO_LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    plan: dict[str, Any]
+    prompts: list[dict[str, Any]]
+    """Rendered prompts of the first rows that have one."""
+    num_sampled: int
+    histogram: dict[int, int]
+    """Upper bound of a bucket (a power of two) -> sampled prompts with at most that many tokens."""
+    rejected: list[dict[str, Any]]
+    """Sampled rows that would become errors."""
+
+
+def show_dry_run(spec: JobSpec, *, as_json: bool) -> None:
+    """Inspect, sample and show. Raises what `inspect` and loading the tokenizer raise."""
+    from workers.engine.models.loading import load_tokenizer
+
+    dataset = inspect(spec.input_spec())
+    config = spec.engine_config()
+    result = dry_run(spec, dataset, load_tokenizer(config.target, trust_remote_code=config.trust_remote_code))
+    if as_json:
+        print_json({field: getattr(result, field) for field in DryRun.__dataclass_fields__})
+    else:
+        _show(result)
+
+
+def dry_run(spec: JobSpec, dataset: Dataset, tokenizer: TextTokenizer) -> DryRun:
+    """Prepare a sample of the dataset exactly as a worker would."""
+    settings = job_settings(spec, dataset)
+    preparer = Preparer(settings, tokenizer, settings.engine.max_model_len or NO_LIMIT)
+    renderer = PromptRenderer(settings, tokenizer)
+    prompts: list[dict[str, Any]] = []
+    rejected: list[dict[str, Any]] = []
+    histogram: Counter[int] = Counter()
+    sampled = 0
+    for rows in _sampled_rows(dataset):
+        sampled += len(rows)
+        for prepared in preparer.prepare(rows):
+            row = prepared.row
+            if isinstance(prepared, RejectedRow):
+                rejected.append(
+                    {"row_index": row.index, "error_code": prepared.code, "error_message": prepared.message}
+                )
+                continue
+            histogram[_bucket(len(prepared.token_ids))] += 1
+            if len(prompts) < SHOWN_PROMPTS:
+                prompts.append(
+                    {"row_index": row.index, "num_tokens": len(prepared.token_ids), "text": renderer.render(row.text)}
+                )
+    return DryRun(_plan(spec, dataset), prompts, sampled, dict(sorted(histogram.items())), rejected)
+
+
+def job_settings(spec: JobSpec, dataset: Dataset) -> JobSettings:
+    """Settings that a worker would read from the stored job."""
+    return JobSettings(
+        input=dataset.input,
+        engine=spec.engine_config(),
+        sampling=spec.sampling,
+        num_samples=spec.sampling["n"],
+        seed=spec.seed,
+        keep_token_ids=spec.keep_token_ids,
+        lease_seconds=spec.lease_seconds,
+        system_prompt=spec.system_prompt,
+        chat_template=spec.chat_template,
+    )
+
+
+def _plan(spec: JobSpec, dataset: Dataset) -> dict[str, Any]:
+    return {
+        "job": spec.name,
+        "files": len(dataset.files),
+        "rows": dataset.num_rows,
+        "samples per row": spec.sampling["n"],
+        "text column": dataset.input.prompt_column or dataset.input.messages_column,
+        "rows per chunk": spec.chunk_rows or default_chunk_rows(dataset),
+        "chunks": sum(1 for _ in plan_chunks(dataset, spec.chunk_rows)),
+        "output tokens at most": dataset.num_rows * spec.sampling["n"] * spec.sampling["max_tokens"],
+        "target": spec.engine["target"],
+        "method": spec.engine["speculation"]["method"],
+    }
+
+
+def _sampled_rows(dataset: Dataset) -> Iterator[list[Row]]:
+    """Rows in small lists: all of a small dataset, else the beginnings of chunks spread over it."""
+    per_place = -(-SAMPLED_ROWS // SAMPLED_PLACES)
+    if dataset.num_rows <= SAMPLED_ROWS:
+        chunks = list(plan_chunks(dataset))
+        per_place = SAMPLED_ROWS
+    else:
+        total = sum(1 for _ in plan_chunks(dataset))
+        chunks = list(islice(plan_chunks(dataset), 0, None, max(1, total // SAMPLED_PLACES)))[:SAMPLED_PLACES]
+    files = {file.index: file for file in dataset.files}
+    for chunk in chunks:
+        left = per_place
+        for rows in read_chunk(files[chunk.file_index], chunk, dataset.input):
+            yield rows[:left]
+            left -= len(rows)
+            if left <= 0:
+                break
+
+
+def _bucket(num_tokens: int) -> int:
+    return max(16, 1 << (num_tokens - 1).bit_length())
+
+
+def _show(result: DryRun) -> None:
+    out = console()
+    for prompt in result.prompts:
+        out.print(f"[bold]row {prompt['row_index']}, {prompt['num_tokens']} tokens[/]", highlight=False)
+        out.print(prompt["text"], markup=False, highlight=False, soft_wrap=True)
+        out.print()
+    print_fields(result.plan, title="plan")
+    most = max(result.histogram.values(), default=1)
+    rows = [
+        (f"<= {bound}", count, "#" * max(1, round(BAR_WIDTH * count / most)))
+        for bound, count in result.histogram.items()
+    ]
+    print_rows(("prompt tokens", "rows", ""), rows, title=f"prompt tokens of {result.num_sampled} sampled rows")
+    if result.rejected:
+        columns = ("row_index", "error_code", "error_message")
+        shown = [[row[column] for column in columns] for row in result.rejected[:10]]
+        print_rows(columns, shown, title=f"{len(result.rejected)} of the sampled rows would become errors")

@@ -1,0 +1,31 @@
+"""What can go wrong between a command line and a job, and the exit code that each error ends with."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    """Bad usage or configuration: nothing was generated, the input or the command must change."""
+    FAILED_ROWS = 3
+    """The job completed, and some of its rows hold an error."""
+    INTERRUPTED = 130
+
+
+class RunnerError(Exception):
+    """Base of the errors that the command line reports in one line. The message names what to do."""
+
+    exit_code = ExitCode.FAILED
+
+
+class UsageError(RunnerError):
+    """An option, a key of a job file or a name is wrong."""
+
+    exit_code = ExitCode.USAGE
+
+
+class SpecError(UsageError):
+    """A job spec has an unknown key, or a value out of range; the message names the key and its section."""

@@ -1,0 +1,71 @@
+"""From a command line to a job spec: flags lie over a job file, `--set` lies over both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.errors import UsageError
+from runner.names import with_name
+from runner.spec import JobSpec, parse_spec
+from runner.spec_file import absolute_paths, merge, read_spec_file
+
+JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def build_spec(inputs: Sequence[str], flags: Mapping[str, Any], settings: Sequence[str] = ()) -> JobSpec:
+    """Spec of a `run` command: INPUT is Parquet, or one job file that the flags are laid over; None is not given.
+
+    Raises `UsageError` (or `SpecError`), naming the option or the key.
+    """
+    base = _base(inputs)
+    over = absolute_paths(_set(flags, settings), Path.cwd())
+    _settle_method(_section(base, "engine"), _section(over, "engine"))
+    spec = merge(base, over)
+    if "target" not in _section(spec, "engine"):
+        raise UsageError("no model is named: add --target MODEL, for example --target smollm2-135m")
+    return with_name(parse_spec(spec))
+
+
+def _base(inputs: Sequence[str]) -> dict[str, Any]:
+    job_files = [path for path in inputs if path.endswith(JOB_FILE_SUFFIXES)]
+    if not job_files:
+        return absolute_paths({"input": {"paths": list(inputs)}}, Path.cwd())
+    if len(inputs) > 1:
+        raise UsageError(f"{job_files[0]} is a job file and names its own input; give it alone")
+    return read_spec_file(job_files[0])
+
+
+def _set(flags: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    result = dict(flags)
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set takes KEY=VALUE, for example sampling.top_k=40; got {setting!r}")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UsageError(f"--set {key}: {value!r} is not a YAML value: {error}") from error
+        for part in reversed(key.split(".")):
+            parsed = {part: parsed}
+        result = merge(result, parsed)
+    return result
+
+
+def _section(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    """The section itself, or an empty one where it is missing or wrong (which `parse_spec` refuses by name)."""
+    section = spec.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _settle_method(base: dict[str, Any], over: dict[str, Any]) -> None:
+    """--draft implies draft_model; another --method drops the draft of the job file, which belongs to its own."""
+    flags, from_file = _section(over, "speculation"), _section(base, "speculation")
+    if flags.get("draft") and not flags.get("method"):
+        flags["method"] = "draft_model"
+    if flags.get("method") and flags["method"] != from_file.get("method"):
+        for key in ("draft", "tree_width"):
+            from_file.pop(key, None)

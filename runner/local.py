@@ -1,0 +1,126 @@
+"""The whole job in this process: the worker's own code below the dispatcher, and no broker above it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runner.dead_workers import expire_dead_workers
+from runner.progress import Display, Follower
+from runner.summary import JobSummary, summarise
+from scheduler.finishing import finish_if_done
+from scheduler.recovery import reap
+from storage.records import ChunkState, Job
+from workers.chunk import process_chunk
+from workers.worker import Worker
+
+if TYPE_CHECKING:
+    from storage.store import Store
+
+CHUNKS_IN_FLIGHT = 3
+"""They share one engine and overlap, so that the batch does not run empty at the end of a chunk."""
+TICK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOutcome:
+    job: Job
+    tokens_per_second: float | None
+    """Output tokens of this run per second since the model was loaded; None when nothing was generated."""
+
+
+class LocalRun:
+    """Processes the chunks of one job in threads until the job ends or `stop` is set."""
+
+    def __init__(self, store: Store, job: Job, stop: threading.Event) -> None:
+        self._store = store
+        self._job = job
+        self._stop = stop
+        self._working = 0
+        """Chunks that this process holds."""
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._failure: Exception | None = None
+
+    def run(self, display: Display) -> LocalOutcome:
+        """Returns when the job is terminal, or everything in flight is recorded after `stop`.
+
+        Raises what a chunk raised unexpectedly; what had finished is recorded, the rest is free for the next run.
+        """
+        follower = Follower(self._summary, display)
+        job = finish_if_done(self._store, self._job)
+        start, _ = follower.refresh()
+        if job.state.terminal:
+            return LocalOutcome(job, None)
+        with Worker(self._store) as worker:
+            seconds = self._serve(worker, follower)
+        if self._failure is not None:
+            raise self._failure
+        end, _ = follower.refresh()
+        tokens = end.num_output_tokens - start.num_output_tokens
+        return LocalOutcome(self._store.get_job(job.id), tokens / seconds if seconds and tokens > 0 else None)
+
+    def _serve(self, worker: Worker, follower: Follower) -> float | None:
+        """Run the chunk threads and watch over them; returns the seconds since the model was ready."""
+        threads = [
+            threading.Thread(target=self._work, args=(worker,), name=f"chunks-{number}", daemon=True)
+            for number in range(CHUNKS_IN_FLIGHT)
+        ]
+        for thread in threads:
+            thread.start()
+        ready_at: float | None = None
+        look_at = 0.0
+        while any(thread.is_alive() for thread in threads):
+            if self._stop.is_set():
+                worker.stop.set()
+            if ready_at is None and worker.hosts.running is not None:
+                ready_at = time.monotonic()
+                follower.restart()
+            if time.monotonic() >= look_at:
+                self._maintain()
+                look_at = time.monotonic() + follower.refresh(self._note(loading=ready_at is None))[1]
+            time.sleep(TICK_SECONDS)
+        return None if ready_at is None else time.monotonic() - ready_at
+
+    def _maintain(self) -> None:
+        """What the scheduler does for other jobs: take back lost chunks, and see when the job is over."""
+        if self._working == 0:
+            expire_dead_workers(self._store)
+        reap(self._store)
+        if finish_if_done(self._store, self._job).state.terminal:
+            self._ended.set()
+
+    def _note(self, *, loading: bool) -> str:
+        if self._stop.is_set():
+            return "draining"
+        if self._working == 0:
+            return "waiting for chunks that another process holds" if self._running_elsewhere() else ""
+        return "loading the model" if loading else ""
+
+    def _running_elsewhere(self) -> bool:
+        return self._store.progress(self._job.id).chunks.get(ChunkState.RUNNING, 0) > 0
+
+    def _work(self, worker: Worker) -> None:
+        """One thread: a chunk at a time until the job is over."""
+        lease_seconds = float(self._job.spec["lease_seconds"])
+        try:
+            while not (self._stop.is_set() or self._ended.is_set() or worker.stop.is_set()):
+                chunk = self._store.claim_next(worker.id, lease_seconds, self._job.id)
+                if chunk is None:
+                    self._ended.wait(TICK_SECONDS)
+                    continue
+                with self._lock:
+                    self._working += 1
+                try:
+                    process_chunk(self._store, worker.hosts, self._job, chunk, worker_id=worker.id, stop=worker.stop)
+                finally:
+                    with self._lock:
+                        self._working -= 1
+        except Exception as error:
+            self._failure = error
+            worker.stop.set()
+
+    def _summary(self) -> JobSummary:
+        return summarise(self._store.get_job(self._job.id), self._store.progress(self._job.id))

@@ -1,0 +1,52 @@
+"""What `nightdraft run` does around the run itself: submit, interrupt, export, report."""
+
+from __future__ import annotations
+
+from runner.errors import ExitCode
+from runner.exporting import export_path, export_to
+from runner.interrupts import Interrupts
+from runner.local import LocalOutcome, LocalRun
+from runner.progress import make_display
+from runner.spec import JobSpec
+from runner.stores import open_store
+from runner.submitting import submit_job
+from runner.summary import exit_code_of, summarise
+from runner.tables import note
+from runner.views import show_job
+from storage.records import Job, JobState
+from storage.store import Store
+
+
+def run_command(spec: JobSpec, store_value: str, *, new: bool, out: str | None, as_json: bool) -> ExitCode:
+    """Run a job to its end in this process, and show what became of it. Returns the exit code."""
+    with open_store(store_value) as store:
+        submission = submit_job(store, spec, new=new, models_here=True)
+        with Interrupts(note) as interrupts:
+            outcome = _run(store, submission.job, interrupts)
+        summary = summarise(outcome.job, store.progress(outcome.job.id))
+        show_job(
+            summary,
+            store.error_groups(outcome.job.id),
+            as_json=as_json,
+            tokens_per_second=outcome.tokens_per_second,
+        )
+        if out is not None:
+            _export(store, outcome.job, export_path(out, outcome.job.name))
+        if not outcome.job.state.terminal:
+            note("interrupted: finished rows are recorded; the same command goes on from here")
+        elif summary.num_errors:
+            note(f"failed rows: nightdraft errors {outcome.job.name}")
+        return exit_code_of(outcome.job, summary.num_errors)
+
+
+def _run(store: Store, job: Job, interrupts: Interrupts) -> LocalOutcome:
+    with make_display() as display:
+        return LocalRun(store, job, interrupts.stop).run(display)
+
+
+def _export(store: Store, job: Job, path: str) -> None:
+    if job.state is not JobState.COMPLETED:
+        note(f"not exported, since the job is {job.state}; see: nightdraft export {job.name} --partial --out {path}")
+        return
+    export_to(store, job, path)
+    note(f"results: {path}")

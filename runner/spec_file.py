@@ -1,0 +1,88 @@
+"""Job files: YAML or JSON in, sections out; flags lie over them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.errors import SpecError, UsageError
+
+
+def read_spec_file(path: str | Path) -> dict[str, Any]:
+    """Sections of a job file. Relative paths in it count from its own directory.
+
+    Raises `UsageError` when it cannot be read and `SpecError` when it is not a mapping.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the job file {file}: {error}") from error
+    data = _parse(file, text)
+    if not isinstance(data, dict):
+        raise SpecError(f"{file} must hold a mapping with the sections input, engine and sampling, not {data!r}")
+    return absolute_paths(data, file.resolve().parent)
+
+
+def _parse(file: Path, text: str) -> Any:
+    try:
+        return json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{file} is not JSON: {error}") from error
+    except yaml.YAMLError as error:
+        raise SpecError(f"{file} is not YAML: {error}") from error
+
+
+def absolute_paths(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The same sections with local input and model paths made absolute: workers have other directories."""
+    result = {**data}
+    section = result.get("input")
+    if isinstance(section, Mapping) and "paths" in section:
+        paths = section["paths"]
+        paths = [paths] if isinstance(paths, str) else paths
+        if isinstance(paths, list):
+            result["input"] = {**section, "paths": [_input_path(p, base) for p in paths]}
+    engine = result.get("engine")
+    if isinstance(engine, Mapping):
+        result["engine"] = {**engine, **_model_paths(engine, base, ("target",))}
+        speculation = engine.get("speculation")
+        if isinstance(speculation, Mapping):
+            result["engine"]["speculation"] = {**speculation, **_model_paths(speculation, base, ("draft",))}
+    return result
+
+
+def _input_path(path: Any, base: Path) -> Any:
+    if not isinstance(path, str) or "://" in path:
+        return path
+    return os.path.abspath(base / Path(path).expanduser())  # noqa: PTH100 (resolve would follow symbolic links)
+
+
+def _model_paths(section: Mapping[str, Any], base: Path, keys: tuple[str, ...]) -> dict[str, str]:
+    """A model is a path when it is there; otherwise it is an alias or a hub id and stays as it is."""
+    found: dict[str, str] = {}
+    for key in keys:
+        value = section.get(key)
+        if isinstance(value, str) and ("/" in value or value.startswith(".") or value.endswith(".gguf")):
+            path = base / Path(value).expanduser()
+            if path.exists():
+                found[key] = str(path.absolute())
+    return found
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, section by section; None in `over` means not given."""
+    result = {**base}
+    for key, value in over.items():
+        if value is None:
+            continue
+        current = result.get(key)
+        if isinstance(value, Mapping):
+            result[key] = merge(current if isinstance(current, Mapping) else {}, value)
+        else:
+            result[key] = value
+    return {key: value for key, value in result.items() if value != {} or key in base}

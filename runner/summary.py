@@ -1,0 +1,86 @@
+"""A job in numbers: what `status`, `watch`, the final table and their JSON all show."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from runner.errors import ExitCode
+from storage.records import Job, JobProgress, JobState
+from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
+
+CONFIG_ERRORS = (ModelNotFound.code, UnsupportedModel.code, InvalidConfig.code, "invalid_spec")
+"""Error codes of a job that says something that no worker can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """Counts of one job. Rates are None where there was nothing to divide by."""
+
+    id: str
+    name: str
+    state: JobState
+    num_rows: int
+    num_results: int
+    """Expected (row, sample) pairs."""
+    num_ok: int
+    num_errors: int
+    num_output_tokens: int
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    mean_acceptance_length: float | None
+    draft_acceptance_rate: float | None
+    chunks: dict[str, int]
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    seconds: float | None
+    """From the first claim to the end, or to now."""
+    error_code: str | None
+    error_message: str | None
+
+    @property
+    def num_done(self) -> int:
+        return self.num_ok + self.num_errors
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(job: Job, progress: JobProgress, now: datetime | None = None) -> JobSummary:
+    """Put a job and its counts together."""
+    steps, accepted, drafted = progress.num_spec_steps, progress.num_accepted_draft_tokens, progress.num_draft_tokens
+    end = job.finished_at or (now or datetime.now(UTC))
+    return JobSummary(
+        id=job.id,
+        name=job.name,
+        state=job.state,
+        num_rows=job.num_rows,
+        num_results=progress.num_results,
+        num_ok=progress.num_ok,
+        num_errors=progress.num_errors,
+        num_output_tokens=progress.num_output_tokens,
+        num_spec_steps=steps,
+        num_draft_tokens=drafted,
+        num_accepted_draft_tokens=accepted,
+        mean_acceptance_length=(accepted + steps) / steps if steps else None,
+        draft_acceptance_rate=accepted / drafted if drafted else None,
+        chunks={str(state): count for state, count in progress.chunks.items() if count},
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        seconds=(end - job.started_at).total_seconds() if job.started_at else None,
+        error_code=job.error_code,
+        error_message=job.error_message,
+    )
+
+
+def exit_code_of(job: Job, num_errors: int) -> ExitCode:
+    """Exit code for a job that is over, or was interrupted."""
+    if not job.state.terminal:
+        return ExitCode.INTERRUPTED
+    if job.state is not JobState.COMPLETED:
+        return ExitCode.USAGE if job.error_code in CONFIG_ERRORS else ExitCode.FAILED
+    return ExitCode.FAILED_ROWS if num_errors else ExitCode.OK

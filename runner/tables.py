@@ -1,0 +1,115 @@
+"""What the commands print: tables for people, JSON for programs. Results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH = 500
+"""Columns given to a table that no terminal shows: wide enough that nothing is cut."""
+
+
+def console() -> Console:
+    """Console on stdout. Built per call, so that a redirected stdout is honoured."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def error_console() -> Console:
+    """Console on stderr, for progress, notes and errors."""
+    from rich.console import Console
+
+    return Console(file=sys.stderr, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+
+
+def note(text: str) -> None:
+    """A line for the reader, on stderr, so that stdout stays clean for programs."""
+    error_console().print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=json_default))
+
+
+def print_json_line(value: Any) -> None:
+    """One JSON value on one line of stdout, flushed: for streams of updates."""
+    print(json.dumps(value, ensure_ascii=False, default=json_default), flush=True)
+
+
+def print_rows(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, as_json: bool = False, title: str | None = None
+) -> None:
+    """Rows as a table, or as a JSON list of objects with the columns as keys."""
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, header_style="bold")
+    shown = [list(row) for row in rows]
+    for index, column in enumerate(columns):
+        numeric = bool(shown) and all(_is_number(row[index]) or row[index] is None for row in shown)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in shown:
+        table.add_row(*(_cell(value) for value in row))
+    console().print(table, markup=False)
+
+
+def print_fields(values: Mapping[str, Any], *, as_json: bool = False, title: str | None = None) -> None:
+    """One record: a name and a value per line, or one JSON object."""
+    if as_json:
+        print_json(dict(values))
+        return
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, show_header=False, title_style="bold")
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in values.items():
+        table.add_row(name, _cell(value))
+    console().print(table, markup=False)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Any) -> Any:
+    from rich.text import Text
+
+    return Text(format_value(value))
+
+
+def format_value(value: Any) -> str:
+    """A value as a table shows it: nothing for NULL, seconds-precise local times, three digits for fractions."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, datetime):
+        return f"{value.astimezone():%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, ensure_ascii=False, default=json_default)
+    return str(value)
+
+
+def json_default(value: Any) -> Any:
+    """What JSON has no form for: times as ISO text, bytes as hex, anything else as its text."""
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, bytes | memoryview):
+        return bytes(value).hex()
+    return str(value)

@@ -1,0 +1,145 @@
+"""How jobs, errors, exports and checks are shown. Each function prints a table, or JSON when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from runner.rates import format_duration
+from runner.summary import JobSummary
+from runner.tables import format_value, note, print_fields, print_json, print_rows
+
+if TYPE_CHECKING:
+    from runner.doctor import Check
+    from scheduler.submission import Submission
+    from storage.export import ExportReport
+    from storage.records import Result
+
+NEXT_STEPS = "the scheduler hands them out; a job of `nightdraft run` goes on when the same command is given again"
+
+
+def show_jobs(jobs: Sequence[JobSummary], *, as_json: bool) -> None:
+    """The list of jobs, the newest first."""
+    if as_json:
+        print_json([job.to_dict() for job in jobs])
+        return
+    if not jobs:
+        note("no jobs in this store")
+        return
+    columns = ("job", "name", "state", "done", "of", "failed", "tokens", "mean acceptance", "created")
+    rows = [
+        (
+            job.id[:8],
+            job.name,
+            job.state.value,
+            job.num_done,
+            job.num_results,
+            job.num_errors,
+            job.num_output_tokens,
+            job.mean_acceptance_length,
+            job.created_at,
+        )
+        for job in jobs
+    ]
+    print_rows(columns, rows)
+
+
+def show_job(job: JobSummary, errors: Sequence[Any], *, as_json: bool, tokens_per_second: float | None = None) -> None:
+    """One job in full, its errors by code below it. This is also the final table of `run`."""
+    groups = [_as_mapping(group) for group in errors]
+    if as_json:
+        print_json({**job.to_dict(), "tokens_per_second": tokens_per_second, "errors": groups})
+        return
+    print_fields(_job_fields(job, tokens_per_second), title=f"{job.name}")
+    if groups:
+        show_error_groups(errors, as_json=False)
+
+
+def _job_fields(job: JobSummary, tokens_per_second: float | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "job": job.id,
+        "state": job.state.value,
+        "rows ok": f"{job.num_ok} of {job.num_results}",
+        "rows failed": job.num_errors,
+        "output tokens": job.num_output_tokens,
+    }
+    if tokens_per_second is not None:
+        fields["tokens/s"] = f"{tokens_per_second:.1f}"
+    fields["mean acceptance length"] = job.mean_acceptance_length
+    fields["draft acceptance rate"] = job.draft_acceptance_rate
+    fields["time"] = format_duration(job.seconds)
+    if not job.state.terminal:
+        fields["chunks"] = ", ".join(f"{count} {state}" for state, count in job.chunks.items())
+    if job.error_message:
+        fields["error"] = f"{job.error_code}: {job.error_message}"
+    return fields
+
+
+def show_error_groups(groups: Sequence[Any], *, as_json: bool) -> None:
+    """Failed rows counted by code."""
+    rows = [_as_mapping(group) for group in groups]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        columns = list(rows[0])
+        print_rows(columns, [list(row.values()) for row in rows], title="errors")
+    else:
+        note("no errors")
+
+
+def show_errors(results: Sequence[Result], limit: int, *, as_json: bool) -> None:
+    """Failed rows, one by one."""
+    columns = ("row_index", "sample", "row_id", "error_code", "error_message")
+    rows = [[getattr(result, column) for column in columns] for result in results]
+    if as_json or rows:
+        print_rows(columns, rows, as_json=as_json)
+    else:
+        note("no errors")
+    if len(rows) == limit:
+        note(f"the first {limit} are shown; --limit N shows more")
+
+
+def show_submission(submission: Submission, *, as_json: bool) -> None:
+    """What `submit` did, and what comes next."""
+    job = submission.job
+    done = "is there already, with the same spec and input" if submission.resumed else "is recorded"
+    text = f"job {job.name} ({job.id}) {done}: {job.num_rows} rows, {job.state}; next: nightdraft watch {job.name}"
+    values = {
+        "job": job.id,
+        "name": job.name,
+        "state": job.state,
+        "num_rows": job.num_rows,
+        "resumed": submission.resumed,
+    }
+    show_action(text, values, as_json=as_json)
+
+
+def show_export(report: ExportReport, *, as_json: bool) -> None:
+    """What was written, and where."""
+    values = _as_mapping(report)
+    show_action(", ".join(f"{name} {format_value(value)}" for name, value in values.items()), values, as_json=as_json)
+
+
+def show_checks(checks: Sequence[Check], *, as_json: bool) -> int:
+    """The findings of `doctor`; returns the exit code."""
+    rows = [(check.level.value, check.name, check.found, check.advice) for check in checks]
+    print_rows(
+        ("", "check", "found", "what to do") if not as_json else ("level", "check", "found", "advice"),
+        rows,
+        as_json=as_json,
+    )
+    return int(any(check.level.value == "broken" for check in checks))
+
+
+def show_action(text: str, values: Mapping[str, Any], *, as_json: bool) -> None:
+    """The outcome of a command that changes something."""
+    if as_json:
+        print_json(dict(values))
+    else:
+        print(text)
+
+
+def _as_mapping(record: Any) -> dict[str, Any]:
+    from dataclasses import asdict, is_dataclass
+
+    return asdict(record) if is_dataclass(record) and not isinstance(record, type) else dict(record)

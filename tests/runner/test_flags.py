@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.errors import SpecError, UsageError
+from runner.flags import build_spec
+
+JOB = """
+name: from-file
+input: {paths: [data/a.parquet], prompt_column: prompt}
+engine:
+  target: m
+  max_batch: 8
+  speculation: {method: draft_model, draft: d, tree_width: 2, max_draft_tokens: 3}
+sampling: {max_tokens: 11, temperature: 0.5}
+"""
+
+
+def flags(target: str | None = None, **speculation: Any) -> dict[str, Any]:
+    return {"name": None, "engine": {"target": target, "speculation": speculation}, "sampling": {"temperature": None}}
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> str:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return str(path)
+
+
+def test_flags_lie_over_the_job_file(job_file: str) -> None:
+    spec = build_spec([job_file], {**flags(), "sampling": {"temperature": 0.9}}, ["engine.max_batch=4"])
+    assert (spec.sampling["temperature"], spec.sampling["max_tokens"], spec.engine["max_batch"]) == (0.9, 11, 4)
+    assert spec.name == "from-file"
+
+
+def test_paths_in_a_job_file_count_from_its_directory(job_file: str, tmp_path: Path) -> None:
+    assert build_spec([job_file], flags()).input.paths == [str(tmp_path / "data/a.parquet")]
+
+
+def test_input_paths_become_absolute_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = build_spec(["x/*.parquet", "s3://bucket/y"], flags("m"))
+    assert spec.input.paths == [str(tmp_path / "x/*.parquet"), "s3://bucket/y"]
+
+
+def test_a_model_directory_becomes_absolute_and_a_hub_id_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/m").mkdir(parents=True)
+    assert build_spec(["x"], flags("models/m")).engine["target"] == str(tmp_path / "models/m")
+    assert build_spec(["x"], flags("org/m")).engine["target"] == "org/m"
+
+
+def test_draft_implies_draft_model() -> None:
+    assert build_spec(["x"], flags("m", draft="d", method=None)).engine["speculation"]["method"] == "draft_model"
+
+
+def test_another_method_drops_the_draft_of_the_job_file(job_file: str) -> None:
+    speculation = build_spec([job_file], flags(method="ngram")).engine["speculation"]
+    assert (speculation["method"], speculation["draft"], speculation["tree_width"]) == ("ngram", None, 1)
+    assert speculation["max_draft_tokens"] == 3
+
+
+def test_settings_are_yaml_values() -> None:
+    spec = build_spec(["x"], flags("m"), ['sampling.stop=["\\n", end]', "keep_token_ids=true"])
+    assert spec.sampling["stop"] == ["\n", "end"]
+    assert spec.keep_token_ids
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings", "message"),
+    [
+        (["x"], ["sampling.topk=3"], "did you mean 'top_k'"),
+        (["x"], ["top_k"], "--set takes KEY=VALUE"),
+        (["x"], ["sampling.stop=[a"], "is not a YAML value"),
+        (["x"], ["engine=3"], "no model is named: add --target"),
+        (["a.yaml", "x"], [], "a.yaml is a job file"),
+        (["missing.yaml"], [], "cannot read the job file missing.yaml"),
+    ],
+)
+def test_refuses_by_name(inputs: list[str], settings: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        build_spec(inputs, flags("m"), settings)
+    assert message in str(error.value)
+
+
+def test_a_target_is_needed() -> None:
+    with pytest.raises(UsageError, match="add --target MODEL"):
+        build_spec(["x"], flags())
+
+
+@pytest.mark.parametrize(("name", "text"), [("j.yaml", "a: [1"), ("j.json", "{"), ("j.yaml", "3")])
+def test_a_broken_job_file_is_named(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=name):
+        build_spec([str(tmp_path / name)], flags("m"))
+
+
+def test_the_same_command_gets_the_same_name_and_another_spec_another() -> None:
+    name = build_spec(["x/prompts.parquet"], flags("org/My-Model")).name
+    assert name is not None
+    assert name.startswith("prompts-my-model-")
+    assert build_spec(["x/prompts.parquet"], flags("org/My-Model")).name == name
+    assert build_spec(["x/prompts.parquet"], flags("org/My-Model"), ["seed=1"]).name != name

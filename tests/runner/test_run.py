@@ -1,0 +1,289 @@
+"""`nightdraft run` from Parquet to Parquet on the scripted model, and the commands that look at the job afterwards."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from runner.local import LocalRun
+from runner.progress import JsonDisplay
+from runner.submitting import submit_job
+from storage.records import JobState
+from storage.store import Store
+from tests.runner.conftest import TARGET, Cli
+from tests.runner.test_spec import MINIMAL
+
+WritePrompts = Callable[..., Path]
+
+
+@pytest.fixture
+def prompts(write_prompts: WritePrompts) -> Path:
+    return write_prompts([f"prompt {n}" for n in range(20)], category=["a", "b"] * 10)
+
+
+def test_every_row_is_answered_and_exported_in_order(cli: Cli, prompts: Path) -> None:
+    summary = cli.run(prompts, "--chunk-rows", "3", "--out", "out", "--name", "first")
+    assert (summary["state"], summary["num_ok"], summary["num_errors"]) == ("completed", 20, 0)
+    assert summary["num_output_tokens"] == summary["num_spec_steps"] + summary["num_accepted_draft_tokens"]
+    assert summary["tokens_per_second"] > 0
+    table = pq.read_table(cli.folder / "out/first.parquet")
+    assert table["prompt"].to_pylist() == [f"prompt {n}" for n in range(20)]
+    assert table["_row_index"].to_pylist() == list(range(20))
+    assert set(table["_status"].to_pylist()) == {"ok"}
+
+
+def test_the_final_table_shows_the_counts(cli: Cli, prompts: Path) -> None:
+    result = cli("run", str(prompts), "--target", TARGET, "--max-tokens", "8", "--method", "ngram")
+    for words in (
+        "completed",
+        "20 of 20",
+        "output tokens",
+        "tokens/s",
+        "mean acceptance length",
+        "draft acceptance rate",
+    ):
+        assert words in result.stdout
+
+
+def test_methods_give_the_same_answers(cli: Cli, prompts: Path) -> None:
+    arguments = ("--temperature", "0.3", "--seed", "5", "--max-tokens", "60", "--limit", "6", "--out")
+    target = "scripted:order=1,eos_every=0"
+    cli.run(prompts, *arguments, "none.parquet", target=target)
+    summary = cli.run(prompts, *arguments, "ngram.parquet", "--method", "ngram", "--policy", "fixed", target=target)
+    assert summary["num_draft_tokens"] > 0
+    assert summary["mean_acceptance_length"] >= 1.0
+    answers = [pq.read_table(cli.folder / f"{m}.parquet")["output_text"].to_pylist() for m in ("none", "ngram")]
+    assert answers[0] == answers[1]
+
+
+def test_the_same_command_returns_the_same_job(cli: Cli, prompts: Path) -> None:
+    first = cli.run(prompts)
+    second = cli.run(prompts)
+    assert second["id"] == first["id"]
+    assert second["tokens_per_second"] is None
+    assert len(cli.json("status")) == 1
+
+
+def test_a_changed_spec_or_input_is_refused_by_name_and_new_starts_afresh(
+    cli: Cli, prompts: Path, write_prompts: WritePrompts
+) -> None:
+    first = cli.run(prompts, "--name", "n")
+    arguments = ("run", str(prompts), "--target", TARGET, "--name", "n", "--max-tokens")
+    refused = cli(*arguments, "17", code=2)
+    assert "sampling.max_tokens: 16 -> 17" in refused.output
+    write_prompts(["other"] * 3)
+    assert "prompts.parquet" in cli(*arguments, "16", code=2).output
+    fresh = cli.json(*arguments, "16", "--new")
+    assert (fresh["name"], fresh["num_rows"]) == ("n-2", 3)
+    assert fresh["id"] != first["id"]
+
+
+def test_bad_rows_are_errors_with_codes_and_exit_code_3(cli: Cli, write_prompts: WritePrompts) -> None:
+    path = write_prompts(
+        ["fine", None, "nul \x00", "also fine"], sampling_params=[None, None, None, '{"temperature": -1}']
+    )
+    summary = cli.run(path, "--name", "bad", code=3)
+    assert (summary["state"], summary["num_ok"], summary["num_errors"]) == ("completed", 1, 3)
+    groups = {group["error_code"]: group["num_errors"] for group in summary["errors"]}
+    assert groups == {"null_prompt": 1, "invalid_text": 1, "invalid_params": 1}
+    assert [row["row_index"] for row in cli.json("errors", "bad")] == [1, 2, 3]
+    assert {group["error_code"] for group in cli.json("errors", "bad", "--group")} == set(groups)
+    assert "null_prompt" in cli("errors", "bad").stdout
+    assert "invalid_params" in cli("status", "bad").stdout
+
+
+def test_retry_failed_generates_errors_again_by_the_same_command(cli: Cli, write_prompts: WritePrompts) -> None:
+    path = write_prompts(["fine", None])
+    cli.run(path, "--name", "r", code=3)
+    assert cli.json("retry", "r", "--failed")["chunks"] == 1
+    assert cli.json("status", "r")["state"] == "queued"
+    summary = cli.run(path, "--name", "r", code=3)
+    assert (summary["num_ok"], summary["num_errors"]) == (1, 1)
+
+
+def test_no_rows_complete_at_once(cli: Cli, write_prompts: WritePrompts) -> None:
+    summary = cli.run(write_prompts([]), "--out", "out.parquet")
+    assert (summary["state"], summary["num_results"]) == ("completed", 0)
+    assert pq.read_table(cli.folder / "out.parquet").num_rows == 0
+
+
+def test_too_many_errors_fail_the_job(cli: Cli, write_prompts: WritePrompts) -> None:
+    summary = cli.run(write_prompts([None] * 5), "--set", "max_error_rate=0.5", code=1)
+    assert (summary["state"], summary["error_code"]) == ("failed", "max_error_rate")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt-column", "promt"], "did you mean 'prompt'"),
+        (["--target", "no/such/model.gguf"], "no such directory or file"),
+        (["--target", "scripted:vocap=300"], "unknown option 'vocap'"),
+        (["--target", "scripted:vocab=3"], "vocab must be at least 257"),
+    ],
+)
+def test_what_cannot_work_is_named(cli: Cli, prompts: Path, arguments: list[str], message: str) -> None:
+    result = cli("run", str(prompts), "--target", TARGET, *arguments, code=2)
+    assert message in result.output
+
+
+def test_input_that_is_missing_or_not_parquet_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 cut off")
+    for name in ("missing.parquet", "broken.parquet"):
+        assert name in cli("run", name, "--target", TARGET, code=2).output
+
+
+def test_dry_run_shows_prompts_histogram_and_plan_and_records_nothing(cli: Cli, write_prompts: WritePrompts) -> None:
+    path = write_prompts(["x" * 5, None, "y" * 300, "z"])
+    plan = cli.json("run", str(path), "--target", TARGET, "--dry-run", "--limit", "4")
+    assert plan["plan"]["rows"] == 4
+    assert plan["num_sampled"] == 4
+    assert sum(plan["histogram"].values()) == 3
+    assert [row["error_code"] for row in plan["rejected"]] == ["null_prompt"]
+    assert "xxxxx" in plan["prompts"][0]["text"]
+    shown = cli("run", str(path), "--target", TARGET, "--dry-run").stdout
+    assert "prompt tokens of 4 sampled rows" in shown
+    assert cli.json("status") == []
+
+
+def test_a_job_file_runs_and_flags_lie_over_it(cli: Cli, prompts: Path) -> None:
+    job = cli.folder / "job.yaml"
+    job.write_text(
+        f"name: filed\ninput: {{paths: {prompts.name}}}\nengine: {{target: '{TARGET}'}}\nsampling: {{max_tokens: 4}}\n"
+    )
+    summary = cli.json("run", "job.yaml", "--limit", "5")
+    assert (summary["name"], summary["num_results"]) == ("filed", 5)
+
+
+def test_samples_are_counted_and_differ(cli: Cli, prompts: Path) -> None:
+    summary = cli.run(prompts, "--limit", "2", "--set", "sampling.n=3", "--temperature", "1", "--out", "n.parquet")
+    assert summary["num_results"] == 6
+    table = pq.read_table(cli.folder / "n.parquet")
+    assert table["_sample"].to_pylist() == [0, 1, 2, 0, 1, 2]
+    assert len(set(table["output_text"].to_pylist())) > 2
+
+
+def test_sql_in_every_format(cli: Cli, prompts: Path) -> None:
+    cli.run(prompts, "--name", "q", "--method", "ngram")
+    query = (
+        "SELECT value, num_results, mean_acceptance_length FROM acceptance_by_carried "
+        "WHERE column_name = 'category' ORDER BY value"
+    )
+    assert [row["value"] for row in cli.json("sql", query)] == ["a", "b"]
+    assert cli("sql", query, "--format", "csv").stdout.splitlines()[0] == "value,num_results,mean_acceptance_length"
+    assert "num_results" in cli("sql", query).stdout
+    cli("sql", query, "--format", "parquet", "--out", "q.parquet")
+    assert pq.read_table(cli.folder / "q.parquet")["num_results"].to_pylist() == [10, 10]
+    mixed = "SELECT 1 AS x UNION ALL SELECT 'text'"
+    assert "CAST it" in cli("sql", mixed, "--format", "parquet", "--out", "m.parquet", code=2).output
+    cli("sql", "SELECT row_index FROM results", "--format", "csv", "--out", "q.csv")
+    assert len((cli.folder / "q.csv").read_text().splitlines()) == 21
+
+
+def test_export_of_a_job_that_has_not_ended_needs_partial(cli: Cli, prompts: Path) -> None:
+    job = cli.folder / "job.yaml"
+    job.write_text(f"name: waiting\ninput: {{paths: {prompts.name}}}\nengine: {{target: '{TARGET}'}}\n")
+    submitted = cli.json("submit", "job.yaml")
+    assert (submitted["state"], submitted["resumed"]) == ("queued", False)
+    assert cli.json("submit", "job.yaml")["resumed"]
+    cli("export", "waiting", "--out", "w.parquet", code=2)
+    cli("export", "waiting", "--out", "w.parquet", "--partial")
+    assert pq.read_table(cli.folder / "w.parquet").num_rows == 0
+    assert "keep_token_ids" in cli("export", "waiting", "--out", "w.parquet", "--token-ids", "--partial", code=2).output
+
+
+def test_cancel_resume_and_watch(cli: Cli, prompts: Path) -> None:
+    job = cli.folder / "job.yaml"
+    job.write_text(
+        f"name: c\ninput: {{paths: {prompts.name}}}\nengine: {{target: '{TARGET}'}}\nsampling: {{max_tokens: 4}}\n"
+    )
+    cli("submit", "job.yaml")
+    assert cli.json("cancel", "c")["state"] == "cancelled"
+    cli("watch", "c", code=1)
+    assert cli.json("resume", "c")["chunks"] > 0
+    assert cli.json("run", "job.yaml")["state"] == "completed"
+    lines = cli("watch", "c", "--json").stdout.splitlines()
+    assert '"completed"' in lines[-1]
+
+
+def test_stop_drains_and_the_next_run_goes_on(tmp_path: Path, write_prompts: WritePrompts) -> None:
+    import threading
+
+    from runner.spec import parse_spec
+
+    path = write_prompts([f"p{n}" for n in range(40)])
+    spec = parse_spec(
+        {
+            **MINIMAL,
+            "name": "drained",
+            "input": {"paths": str(path)},
+            "engine": {"target": "scripted:delay_ms=20,eos_every=0", "max_batch": 4},
+            "sampling": {"max_tokens": 10},
+            "chunk_rows": 8,
+        }
+    )
+    stop = threading.Event()
+
+    class StopOnFirstResult(JsonDisplay):
+        def update(self, summary, rates, note="") -> None:  # type: ignore[no-untyped-def]
+            if summary.num_done:
+                stop.set()
+
+    with Store.open(f"sqlite:///{tmp_path}/d.db") as store:
+        job = submit_job(store, spec).job
+        outcome = LocalRun(store, job, stop).run(StopOnFirstResult())
+        assert outcome.job.state is JobState.IN_PROGRESS
+        done = store.progress(job.id).num_ok
+        assert 0 < done < 40
+        outcome = LocalRun(store, submit_job(store, spec).job, threading.Event()).run(JsonDisplay())
+        assert outcome.job.state is JobState.COMPLETED
+        assert len(list(store.iter_results(job.id))) == 40
+
+
+def start(cli: Cli, path: Path, target: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from runner.cli import main; main()", "run", str(path), "--target", target]
+    command += [
+        "--max-tokens",
+        "12",
+        "--chunk-rows",
+        "8",
+        "--name",
+        "k",
+        "--set",
+        "engine.max_batch=4",
+        "--store",
+        cli.store,
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cli.folder)
+
+
+def wait_for_results(cli: Cli, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        with Store.open(cli.store) as store:
+            job = store.find_job("k")
+            if job is not None and store.progress(job.id).num_ok:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"no results: {process.communicate()}")
+
+
+def test_ctrl_c_drains_with_130_and_kill_9_loses_nothing(cli: Cli, write_prompts: WritePrompts) -> None:
+    path = write_prompts([f"p{n}" for n in range(64)])
+    target = "scripted:delay_ms=15,eos_every=0"
+    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        process = start(cli, path, target)
+        wait_for_results(cli, process)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+    process = start(cli, path, target)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "64 of 64" in out

@@ -1,0 +1,58 @@
+"""`submit --wait`, `scheduler` and `worker` as separate processes on a real broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.runner.conftest import TARGET, Cli
+
+pytestmark = pytest.mark.service
+MAIN = "from runner.cli import main; main()"
+
+
+@contextmanager
+def service(cli: Cli, broker: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that serves until SIGTERM; it must then end with 0."""
+    environment = {**os.environ, "NIGHTDRAFT_STORE": cli.store, "NIGHTDRAFT_BROKER": broker}
+    with (cli.folder / f"{arguments[0]}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", MAIN, *arguments], env=environment, stderr=log, stdout=log, text=True
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=30)
+            finally:
+                process.kill()
+    assert process.returncode == 0, (cli.folder / f"{arguments[0]}.log").read_text()
+
+
+def test_a_submitted_job_is_served_to_its_end(cli: Cli, write_prompts: Callable[..., Path], redis_url: str) -> None:
+    write_prompts([f"p{n}" for n in range(30)])
+    (cli.folder / "job.yaml").write_text(
+        f"name: served\ninput: {{paths: prompts.parquet}}\nengine: {{target: '{TARGET}'}}\n"
+        "sampling: {max_tokens: 6}\nchunk_rows: 7\n"
+    )
+    with service(cli, redis_url, "scheduler"), service(cli, redis_url, "worker", "--concurrency", "2"):
+        cli("submit", "job.yaml", "--wait")
+        (worker,) = [c for c in cli.json("doctor", "--broker", redis_url) if c["check"] == "workers"]
+        assert worker["level"] == "ok"
+    summary = cli.json("status", "served")
+    assert (summary["state"], summary["num_ok"], summary["num_errors"]) == ("completed", 30, 0)
+
+
+def test_doctor_finds_the_broker_and_misses_the_workers(cli: Cli, redis_url: str) -> None:
+    checks = {check["check"]: check for check in cli.json("doctor", "--broker", redis_url)}
+    assert checks["broker"]["level"] == "ok"
+    assert checks["workers"]["level"] == "warning"
