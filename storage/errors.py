@@ -43,6 +43,10 @@ class LeaseLost(StorageError):
     """The chunk's epoch moved on: another worker has it, or it was reaped or cancelled. Nothing was written."""
 
 
+class InvalidResult(StorageError):
+    """A result contradicts itself: statistics that do not add up, or an error without a code."""
+
+
 class ChunkIncomplete(StorageError):
     """A chunk cannot be finished: some (row, sample) of it has no record yet."""
 

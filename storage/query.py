@@ -47,12 +47,15 @@ def _postgres_rows(store: Store, sql: str) -> Iterator[Any]:
         with psycopg.connect(url) as connection, connection.cursor() as cursor:
             connection.execute("SET TRANSACTION READ ONLY")
             # stream() sends one statement only: no second one can end the read-only transaction.
-            rows = cursor.stream(cast(Any, sql))
+            rows: Iterator[Any] = cursor.stream(cast(Any, sql))
             first = next(rows, None)
+            if first is None:
+                # Without a row stream() tells no columns.
+                rows = iter(cursor.execute(cast(Any, sql), prepare=True))
             yield _names(cursor.description)
             if first is not None:
                 yield first
-                yield from rows
+            yield from rows
     except psycopg.Error as error:
         raise InvalidQuery(_message(error)) from error
 

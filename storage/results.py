@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,10 +11,11 @@ from typing import Any
 
 import psycopg
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from storage.chunks import due_again, require_lease
 from storage.encoding import dumps, integers, is_storable, storable, to_bytes
+from storage.errors import InvalidResult
 from storage.records import Acceptance, Chunk, Result, RowStatus
 from storage.tables import SAME_RESULT, acceptance, chunks, results
 
@@ -71,13 +73,10 @@ class AlreadyRecorded(Exception):
 def write_all(connection: sa.Connection, chunk_id: int, epoch: int, batch: Sequence[Result]) -> int:
     """Insert a batch of which nothing is recorded yet: the usual case, with no look-up at all.
 
-    Raises `LeaseLost`, and `AlreadyRecorded` (leaving a transaction that must be rolled back).
+    Raises `LeaseLost`, `InvalidResult` and `AlreadyRecorded`; nothing of the transaction may be kept then.
     """
     row = _lease(connection, chunk_id, epoch, batch)
-    try:
-        _insert(connection, row.job_id, epoch, batch)
-    except (IntegrityError, psycopg.errors.UniqueViolation) as error:
-        raise AlreadyRecorded from error
+    _insert(connection, row.job_id, epoch, batch)
     _count_in(connection, chunk_id, batch)
     return len(batch)
 
@@ -193,8 +192,20 @@ def _insert(connection: sa.Connection, job_id: str, epoch: int, batch: Sequence[
         for result in batch
         if result.acceptance is not None
     ]
-    _insert_rows(connection, "results", _RESULT_COLUMNS, rows)
-    _insert_rows(connection, "acceptance", _ACCEPTANCE_COLUMNS, statistics)
+    try:
+        _insert_rows(connection, "results", _RESULT_COLUMNS, rows)
+        _insert_rows(connection, "acceptance", _ACCEPTANCE_COLUMNS, statistics)
+    except (DataError, IntegrityError, psycopg.DataError, psycopg.IntegrityError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if _is_duplicate(cause):
+            raise AlreadyRecorded from error
+        raise InvalidResult(f"the database refuses a result of job {job_id}: {cause}") from error
+
+
+def _is_duplicate(cause: object) -> bool:
+    if isinstance(cause, sqlite3.IntegrityError):
+        return cause.sqlite_errorcode in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
+    return isinstance(cause, psycopg.errors.UniqueViolation)
 
 
 def _insert_rows(

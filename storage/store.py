@@ -223,7 +223,8 @@ class Store:
     def write_results(self, chunk_id: int, epoch: int, batch: Sequence[Result]) -> int:
         """Record results of a chunk that runs under this epoch; how many were new (first success wins).
 
-        Raises `LeaseLost`, nothing written, when the chunk moved on.
+        Nothing of the batch is written when this raises: `LeaseLost` when the chunk moved on, `InvalidResult` for
+        statistics that do not add up or an error without a code, ValueError for a row that is not the chunk's.
         """
         if not batch:
             return 0

@@ -13,9 +13,10 @@ _SQLITE = {
     "position": "e.key",
     "item": "e.value",
     "carried": "json_each(r.carried) AS e",
-    # Numbers as they were written: SQLite would show 15 digits of a float.
+    # Numbers as they were written, where SQLite can name their place: by itself it shows 15 digits of a float.
     "carried_value": "CASE e.type WHEN 'null' THEN NULL WHEN 'true' THEN 'true' WHEN 'false' THEN 'false'"
-    " WHEN 'text' THEN e.value ELSE r.carried -> e.fullkey END",
+    " WHEN 'text' THEN e.value"
+    " ELSE coalesce(CASE WHEN instr(e.key, '\"') = 0 THEN r.carried -> e.fullkey END, CAST(e.value AS TEXT)) END",
     "elapsed": "(julianday(coalesce(j.finished_at, 'now')) - julianday(j.started_at)) * 86400.0",
     "minute": "substr(r.recorded_at, 1, 16)",
     "since_previous": "(julianday(s.sampled_at) - julianday(lag(s.sampled_at) OVER engine)) * 86400.0",

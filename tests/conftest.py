@@ -64,7 +64,8 @@ def _schema(database: str) -> Iterator[str]:
     schema = f"t{uuid.uuid4().hex[:12]}"
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-        yield f"{database}{'&' if '?' in database else '?'}options=-csearch_path%3D{schema}"
+    yield f"{database}{'&' if '?' in database else '?'}options=-csearch_path%3D{schema}"
+    with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
 
 

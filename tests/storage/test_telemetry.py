@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from storage.store import Store
+from tests.storage.helpers import add_job
+
+
+def test_workers_report_and_sign_off(store: Store) -> None:
+    store.worker_seen("a", "host", 1)
+    [first] = store.list_workers()
+    assert (first.worker_id, first.hostname, first.pid) == ("a", "host", 1)
+    assert first.started_at == first.last_seen
+    store.worker_seen("b", "host", 2)
+    store.worker_seen("a", "host", 1)
+    workers = {worker.worker_id: worker for worker in store.list_workers()}
+    assert workers["a"].started_at == first.started_at
+    assert workers["a"].last_seen >= first.last_seen
+    store.worker_gone("a")
+    store.worker_gone("nobody")
+    assert [worker.worker_id for worker in store.list_workers()] == ["b"]
+
+
+def test_what_ran_is_recorded_once(store: Store) -> None:
+    job = add_job(store)
+    for _ in range(2):
+        store.record_model(job.id, "draft", "tiny", "abc", parameters={"layers": 2}, report={})
+        store.record_model(
+            job.id, "target", "big", "def", parameters={"dtype": "bfloat16"}, report={"batch_invariant": True}
+        )
+        store.record_speculator(job.id, "draft_model", "exact", parameters={"max_draft_tokens": 4})
+    target, draft = store.models(job.id)
+    assert (target["role"], target["name"], target["content_hash"]) == ("target", "big", "def")
+    assert target["report"] == {"batch_invariant": True}
+    assert draft["parameters"] == {"layers": 2}
+    [speculator] = store.speculators(job.id)
+    assert (speculator["method"], speculator["verify"]) == ("draft_model", "exact")
+    assert store.models("other") == store.speculators("other") == []
