@@ -141,7 +141,7 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Rows `file_row` to `file_row + num_rows - 1` of a file, in order, at most `batch_rows` at a time.
 
-    `columns` None reads all; the order is the file's. Memory is bounded by a few pages per column, whatever the row
+    The columns come as asked for; None reads all. Memory is bounded by a few pages per column, whatever the row
     group. A read that starts where an earlier one ended goes on from there. Raises `InputNotFound`, `NotParquet`, and
     `InputChanged` when the file has fewer rows.
     """
@@ -191,7 +191,7 @@ class _Reader:
         if batch is None:
             raise InputChanged(f"{self.path} has {self.position} rows, rows up to {end} were planned: it changed")
         # Asking for "a" also gives a column named "a.b".
-        return batch if self.columns is None else batch.select([n for n in batch.schema.names if n in self.columns])
+        return batch if self.columns is None else batch.select(list(self.columns))
 
     def _from_group_of(self, file_row: int) -> tuple[list[int], int]:
         """The row groups from the one that holds a row on, and the first one's first row."""

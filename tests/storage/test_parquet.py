@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage import parquet
+from storage.errors import InputChanged, InputNotFound, NotParquet
+
+
+def write(path: Path, num_rows: int, *, first: int = 0, group: int = 10, **columns: Any) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ids = range(first, first + num_rows)
+    table = pa.table({"id": pa.array(ids, pa.int64()), "prompt": [f"prompt {i}" for i in ids], **columns})
+    pq.write_table(table, path, row_group_size=group)
+    return str(path)
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [i for batch in batches for i in batch.column("id").to_pylist()]
+
+
+def test_files_directories_and_globs(tmp_path: Path) -> None:
+    a, b, c = (write(tmp_path / name, 1) for name in ("a.parquet", "b.parquet", "deep/er/c.parquet"))
+    write(tmp_path / "_temporary/d.parquet", 1)
+    write(tmp_path / ".hidden.parquet", 1)
+    (tmp_path / "readme.txt").write_text("no")
+    assert parquet.list_files([str(tmp_path)]) == [a, b, c]
+    assert parquet.list_files([b, str(tmp_path / "*.parquet")]) == [b, a]
+    assert parquet.list_files([str(tmp_path / "**" / "c.parquet")]) == [c]
+
+
+def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = write(tmp_path / "a.parquet", 1)
+    monkeypatch.chdir(tmp_path)
+    assert parquet.list_files(["a.parquet"]) == parquet.list_files(["."]) == [a]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("prompt.parquet", r"did you mean .*prompts\.parquet"),
+        ("*.pq", "no file matches"),
+        ("empty", "holds no"),
+        ("x", "x"),
+    ],
+)
+def test_what_is_not_there_is_named(tmp_path: Path, name: str, message: str) -> None:
+    write(tmp_path / "prompts.parquet", 1)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputNotFound, match=message):
+        parquet.list_files([str(tmp_path / name)])
+
+
+def test_remote_files_through_fsspec() -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("/bucket/b.parquet", "/bucket/a.parquet", "/bucket/_x/c.parquet"):
+        with memory.open(name, "wb") as file:
+            pq.write_table(pa.table({"id": [1, 2, 3]}), file)
+    urls = ["memory://bucket/a.parquet", "memory://bucket/b.parquet"]
+    assert parquet.list_files(["memory://bucket"]) == parquet.list_files(["memory://bucket/*.parquet"]) == urls
+    assert parquet.list_files([urls[1]]) == [urls[1]]
+    metadata = parquet.read_metadata(urls[0])
+    assert (metadata.num_rows, metadata.schema.names) == (3, ["id"])
+    assert ids_of(parquet.read_rows(urls[0], 1, 2)) == [2, 3]
+    parquet.require_unchanged(metadata.as_input_file(0, 0))
+    with pytest.raises(InputNotFound, match="memory://bucket/none"):
+        parquet.list_files(["memory://bucket/none.parquet"])
+    with pytest.raises(InputNotFound, match="memory://bucket/none"):
+        parquet.read_metadata("memory://bucket/none.parquet")
+
+
+def test_an_unknown_scheme_is_named() -> None:
+    with pytest.raises(InputNotFound, match="nonsense://x"):
+        parquet.list_files(["nonsense://x/y.parquet"])
+
+
+def test_metadata(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", 25)
+    metadata = parquet.read_metadata(path)
+    assert (metadata.row_groups, metadata.num_rows, metadata.size) == ((10, 10, 5), 25, Path(path).stat().st_size)
+    file = metadata.as_input_file(3, 100)
+    assert (file.index, file.first_row, file.num_rows, file.schema) == (3, 100, 25, "id: int64\nprompt: string")
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", 0)
+    assert parquet.read_metadata(path).num_rows == 0
+    assert list(parquet.read_rows(path, 0, 0)) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"id,prompt\n1,hello\n" * 10])
+def test_what_is_not_parquet_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(content)
+    with pytest.raises(NotParquet, match=r"a\.parquet"):
+        parquet.read_metadata(str(path))
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", 100)
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(NotParquet, match="cut off"):
+        parquet.read_metadata(path)
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 64])
+def test_any_range_in_any_order(tmp_path: Path, batch_rows: int) -> None:
+    path = write(tmp_path / "a.parquet", 47)
+    ranges = [(0, 47), (0, 0), (12, 9), (21, 4), (25, 22), (46, 1), (5, 1), (9, 2), (30, 10), (40, 7), (0, 10)]
+    for start, rows in ranges:
+        batches = list(parquet.read_rows(path, start, rows, batch_rows=batch_rows))
+        assert ids_of(batches) == list(range(start, start + rows))
+        assert all(0 < batch.num_rows <= batch_rows for batch in batches)
+
+
+def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", 3, **{"a": [1, 2, 3], "a.b": [4, 5, 6], "s": [{"x": 1}] * 3})
+    assert next(parquet.read_rows(path, 0, 3, ["a"])).to_pydict() == {"a": [1, 2, 3]}
+    assert next(parquet.read_rows(path, 0, 3, ["a.b"])).to_pydict() == {"a.b": [4, 5, 6]}
+    assert next(parquet.read_rows(path, 0, 3, ["s", "id"])).schema.names == ["s", "id"]
+
+
+def test_a_reader_left_in_the_middle_harms_nobody(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", 30)
+    left = parquet.read_rows(path, 0, 30, batch_rows=4)
+    next(left)
+    left.close()
+    assert ids_of(parquet.read_rows(path, 4, 26, batch_rows=4)) == list(range(4, 30))
+
+
+def test_threads_read_side_by_side(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", 400, group=400)
+    got: dict[int, list[int]] = {}
+
+    def read(start: int) -> None:
+        for chunk in range(start, 400, 80):
+            got[chunk] = ids_of(parquet.read_rows(path, chunk, 20, batch_rows=8))
+
+    threads = [threading.Thread(target=read, args=(start,)) for start in (0, 20, 40, 60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [i for chunk in sorted(got) for i in got[chunk]] == list(range(400))
+
+
+def test_a_replaced_file_is_read_anew(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", 20)
+    assert ids_of(parquet.read_rows(path, 0, 5)) == list(range(5))
+    write(tmp_path / "a.parquet", 20, first=100)
+    assert ids_of(parquet.read_rows(path, 5, 5)) == list(range(105, 110))
+
+
+def test_a_range_past_the_end_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", 5)
+    with pytest.raises(InputChanged, match=r"a\.parquet has 5 rows"):
+        list(parquet.read_rows(path, 3, 3))
+
+
+def test_nested_messages(tmp_path: Path) -> None:
+    messages = [[{"role": "user", "content": f"hello {i}"}] * (i % 3) for i in range(30)]
+    path = write(tmp_path / "a.parquet", 30, messages=messages)
+    read = [row for batch in parquet.read_rows(path, 7, 20, ["messages"]) for row in batch.to_pylist()]
+    assert [row["messages"] for row in read] == messages[7:27]
+
+
+def test_changes_are_named(tmp_path: Path) -> None:
+    file = parquet.read_metadata(write(tmp_path / "a.parquet", 20)).as_input_file(0, 0)
+    parquet.require_unchanged(file)
+    os.utime(file.path, ns=(1, 1))
+    with pytest.raises(InputChanged, match=r"a\.parquet.*mtime"):
+        parquet.require_unchanged(file)
+    write(tmp_path / "a.parquet", 21, extra=[1.5] * 21)
+    with pytest.raises(InputChanged, match=r"number of rows was 20 and is 21.*extra: double"):
+        parquet.require_unchanged(file)
+    Path(file.path).write_text("gone bad")
+    with pytest.raises(InputChanged, match="not a readable Parquet"):
+        parquet.require_unchanged(file)
+    Path(file.path).unlink()
+    with pytest.raises(InputChanged, match="No such file"):
+        parquet.require_unchanged(file)
