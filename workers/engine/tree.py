@@ -22,8 +22,9 @@ class DraftTree:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probabilities: torch.Tensor | None = field(default=None, compare=False, repr=False)
-    """[N, V] float32: the distribution that each node was drawn from, earlier siblings not yet removed; kept only for
-    verification rules that need it. None: the draft is deterministic, or drawn with the target's own noise."""
+    """[M, V'] float32: what the children of each parent were drawn from, one row for each node that has children (or
+    the root), in the order of its first child. Siblings lie in the order in which they were drawn without replacement.
+    Kept only for verification rules that need it. None: fixed drafts, and those drawn with the target's own noise."""
 
     @classmethod
     def chain(cls, tokens: Iterable[int]) -> DraftTree:

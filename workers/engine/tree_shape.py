@@ -31,6 +31,11 @@ class TreeShape:
             if not path or min(path) < 0 or (len(path) > 1 and path[:-1] not in known):
                 raise ValueError(f"rank path {path} has no parent among the paths, or a negative rank, or is empty")
 
+    @classmethod
+    def comb(cls, width: int, depth: int) -> TreeShape:
+        """Every level has `width` siblings, of which the first one goes on."""
+        return cls(paths=tuple((0,) * level + (rank,) for level in range(depth) for rank in range(width)))
+
     def max_nodes(self, depth: int) -> int:
         """Most nodes of a tree of that depth."""
         if self.paths:

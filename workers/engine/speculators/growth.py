@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from workers.engine.sampler import RowContext, perturbed_top_k
+from workers.engine.sampler import RowContext
 from workers.engine.sequence import Sequence
+from workers.engine.speculators.drawing import DraftNoise, draw_candidates
 from workers.engine.tree import ROOT, DraftTree
 from workers.engine.tree_shape import RankPath, TreeShape
 
@@ -29,18 +30,36 @@ class TreeGrowth:
     A candidate's score is the sum over its path of log q when the request is greedy. At temperature > 0 it is what the
     path gives away against always taking the best, the sum of (log q + g) - max(log q + g): with the target's noise in
     g, the path that gives away nothing is the one that the target takes if it agrees with the draft.
+
+    With noise drawn apart, what becomes of a candidate must not depend on how it was drawn: it is kept whatever it is,
+    so the shape has to be a chain or fixed paths, and a token that ends the sequence only ends its path.
     """
 
-    def __init__(self, seq: Sequence, depth: int, shape: TreeShape, vocab_size: int) -> None:
+    def __init__(
+        self,
+        seq: Sequence,
+        depth: int,
+        shape: TreeShape,
+        vocab_size: int,
+        noise: DraftNoise = DraftNoise.COUPLED,
+    ) -> None:
+        self.noise = noise
+        self._apart = noise is DraftNoise.APART and seq.params.temperature != 0.0
+        if self._apart and not shape.paths and (shape.width > 1 or shape.nodes is not None):
+            raise ValueError(
+                "candidates drawn apart need a chain or fixed paths: a beam drops some by how they were drawn"
+            )
         self.seq = seq
         self._shape = shape
         self._levels_left = min(depth, shape.max_depth or depth)
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._greedy = seq.params.temperature == 0.0
         self._candidates: list[_Candidate] = []
         self._expanded: list[int] = []
         """Candidates that were, or are about to be, fed to the drafter."""
         self._frontier: list[int] = [ROOT]
+        self._proposals: dict[int, torch.Tensor] = {}
+        """What the children of a candidate, or of the root, were drawn from."""
         self._fixed = frozenset(shape.paths)
 
     @property
@@ -72,8 +91,14 @@ class TreeGrowth:
         """The nodes that the drafter has to feed, the frontier last."""
         return self._subtree(self._expanded)
 
-    def extend(self, tokens: Seq[Seq[int]], scores: Seq[Seq[float]]) -> None:
-        """Add a level. `tokens` and `scores` are [frontier, at least num_children], best first in each row."""
+    def extend(
+        self, tokens: Seq[Seq[int]], scores: Seq[Seq[float]], proposals: Seq[torch.Tensor | None] | None = None
+    ) -> None:
+        """Add a level. `tokens` and `scores` are [frontier, at least num_children], best first in each row; `proposals`
+        is what each row was drawn from, where it was drawn apart."""
+        if self._apart:
+            drawn_from = zip(self._frontier, proposals or (), strict=True)
+            self._proposals.update((node, proposal) for node, proposal in drawn_from if proposal is not None)
         level = [
             candidate
             for node, row_tokens, row_scores in zip(self._frontier, tokens, scores, strict=True)
@@ -111,17 +136,26 @@ class TreeGrowth:
         return ranks in self._fixed if self._fixed else ranks[-1] < self._shape.width
 
     def _may_expand(self, candidate: _Candidate) -> bool:
+        if self._apart and self.seq.ends_with(candidate.token):
+            return False
         if not self._fixed:
             return True
         return any(path[:-1] == candidate.ranks for path in self._fixed)
 
     def _worth_drafting(self, token: int, score: float) -> bool:
         """A token that ends the sequence gains nothing: the target emits it as the bonus anyway."""
-        return score > float("-inf") and token < self._vocab_size and not self.seq.ends_with(token)
+        if self._apart:
+            return score > float("-inf")
+        return score > float("-inf") and token < self.vocab_size and not self.seq.ends_with(token)
 
     def tree(self) -> DraftTree:
         """The finished tree."""
-        return self._subtree(self._kept())
+        kept = self._kept()
+        tree = self._subtree(kept)
+        if not (self._apart and kept):
+            return tree
+        parents = dict.fromkeys(self._candidates[candidate].parent for candidate in kept)
+        return replace(tree, probabilities=torch.stack([self._proposals[parent] for parent in parents]))
 
     def expanded_path(self, path: Seq[int]) -> list[int]:
         """Where the nodes of an accepted path of `tree` lie in `expanded_tree`, as far down as they were fed."""
@@ -149,15 +183,12 @@ class TreeGrowth:
 
 
 def extend_all(growing: Seq[TreeGrowth], logits: torch.Tensor) -> None:
-    """Add a level to every tree from the draft's logits, [frontier nodes of all trees in order, V].
-
-    The candidates are the top of log q + g with the request's own noise (log q alone when greedy).
-    """
+    """Add a level to every tree, all of the same noise, from the draft's logits, [frontier nodes in order, V]."""
     contexts = [RowContext(growth.seq, path) for growth in growing for path in growth.frontier_paths()]
     count = max(growth.num_children for growth in growing)
-    tokens, scores = perturbed_top_k(logits[: len(contexts)], contexts, count)
-    token_rows, score_rows, row = tokens.tolist(), scores.tolist(), 0
+    drawn = draw_candidates(logits[: len(contexts)], contexts, count, growing[0].vocab_size, growing[0].noise)
+    row = 0
     for growth in growing:
         end = row + len(growth.frontier_paths())
-        growth.extend(token_rows[row:end], score_rows[row:end])
+        growth.extend(drawn.tokens[row:end], drawn.scores[row:end], drawn.proposals[row:end])
         row = end

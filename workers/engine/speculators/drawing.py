@@ -1,0 +1,72 @@
+"""How a drafter draws its candidates: with the target's noise, or with noise of its own.
+
+Coupled, for the rules exact and typical: the best by log q + g with the noise g that the target will use, so where
+draft and target agree on the distribution they agree on the token. What it was drawn from does not matter to the rule.
+
+Apart, for rejection and block: these rules need candidates that are independent of the target's noise and of each other
+but for being distinct, and the distribution which they were really drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from workers.engine.config import SpeculationConfig
+from workers.engine.sampler import RowContext, distributions, perturbed_top_k
+from workers.engine.verifier.noise import Place, draft_noise
+
+
+class DraftNoise(Enum):
+    COUPLED = "coupled"
+    APART = "apart"
+
+
+def draft_noise_of(config: SpeculationConfig) -> DraftNoise:
+    return DraftNoise.APART if config.draws_apart else DraftNoise.COUPLED
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The first `count` of each row, best first; -1 with score -inf where there are no more."""
+
+    tokens: list[list[int]]
+    scores: list[list[float]]
+    proposals: list[torch.Tensor | None]
+    """[V'] per row: what its tokens were drawn from without replacement; None where nothing was drawn apart."""
+
+
+def draw_candidates(
+    logits: torch.Tensor, rows: Seq[RowContext], count: int, vocab_size: int, noise: DraftNoise
+) -> Candidates:
+    """Candidates of each row of the draft's `logits` [R, V']; of those drawn apart none is outside `vocab_size`.
+
+    A greedy row's candidates are the best of log q, whatever the noise.
+    """
+    warm = [i for i, row in enumerate(rows) if row.params.temperature != 0.0] if noise is DraftNoise.APART else []
+    if not warm:
+        tokens, scores = perturbed_top_k(logits, rows, count)
+        return Candidates(tokens.tolist(), scores.tolist(), [None] * len(rows))
+    if len(warm) == len(rows):
+        return _draw_apart(logits[:, :vocab_size], rows, count)
+    cold = sorted(set(range(len(rows))) - set(warm))
+    result = Candidates([[]] * len(rows), [[]] * len(rows), [None] * len(rows))
+    fixed = draw_candidates(logits[cold], [rows[i] for i in cold], count, vocab_size, DraftNoise.COUPLED)
+    drawn = _draw_apart(logits[warm, :vocab_size], [rows[i] for i in warm], count)
+    for group, part in ((cold, fixed), (warm, drawn)):
+        for n, i in enumerate(group):
+            result.tokens[i], result.scores[i], result.proposals[i] = part.tokens[n], part.scores[n], part.proposals[n]
+    return result
+
+
+def _draw_apart(logits: torch.Tensor, rows: Seq[RowContext], count: int) -> Candidates:
+    """Gumbel top-k: distinct candidates, in the order of draws without replacement (Kool et al., arXiv 1903.06059)."""
+    q = distributions(logits, rows, allow_masked=True)
+    places = [Place(row.seq.key, len(row.seq), len(row.path)) for row in rows]
+    perturbed = q.log().add_(draft_noise(places, q.shape[1]))
+    scores, tokens = perturbed.topk(min(count, q.shape[1]), dim=1)
+    tokens[scores == -torch.inf] = -1
+    return Candidates(tokens.tolist(), scores.tolist(), list(q))
