@@ -1,15 +1,18 @@
-"""`make bench`: every measurement, side by side in one run. `python -m benchmarks NAME` runs one of them."""
+"""`make bench`: every measurement of speed, side by side in one run. `python -m benchmarks NAME` runs one.
+
+`python -m benchmarks exactness` is a study of its own: it takes half an hour on two cores.
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks import decoding, jobs
+from benchmarks import decoding, exactness, jobs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=("decoding", "jobs", "all"), default="all")
+    parser.add_argument("name", nargs="?", choices=("decoding", "jobs", "exactness", "all"), default="all")
     parser.add_argument("--repeats", type=int, default=3, help="paired runs of each comparison")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the jobs measurement")
     options = parser.parse_args()
@@ -17,6 +20,8 @@ def main() -> None:
         decoding.run(options.repeats)
     if options.name in ("jobs", "all"):
         jobs.run(options.rows)
+    if options.name == "exactness":
+        exactness.run()
 
 
 if __name__ == "__main__":

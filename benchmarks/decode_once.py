@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 MODEL = "smollm2-135m"
-TOPICS = ("the sea", "a bicycle", "winter mornings", "the history of bread", "maps", "small gardens", "night trains", "tea")
+TOPICS = ("the sea", "a bicycle", "winter mornings", "the history of bread", "maps", "gardens", "night trains", "tea")
 STYLES = (
     "Write a short story about {}.",
     "Explain {} to a child, step by step.",
@@ -53,7 +53,7 @@ def _nightdraft(options: argparse.Namespace) -> dict[str, Any]:
     )
     core = EngineCore(config)
     params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
-    encoded = [_chat_ids(core.model.tokenizer, prompt) for prompt in PROMPTS[: options.prompts]]
+    encoded = [chat_ids(core.model.tokenizer, prompt) for prompt in PROMPTS[: options.prompts]]
     _run_core(core, [Request("warm-up", encoded[0], SamplingParams(max_tokens=4))])
     core.profile.seconds.clear()
     core.profile.steps = 0
@@ -72,20 +72,26 @@ def _run_core(core: Any, requests: list[Any]) -> int:
     return tokens
 
 
-def _chat_ids(tokenizer: Any, prompt: str) -> list[int]:
+def chat_ids(tokenizer: Any, prompt: str) -> list[int]:
     text = tokenizer.render([{"role": "user", "content": prompt}])
     ids: list[int] = tokenizer.encode_batch([text], special_tokens=False)[0]
     return ids
 
 
-def _transformers(options: argparse.Namespace) -> dict[str, Any]:
+def transformers_model(dtype: str) -> tuple[Any, Any]:
+    """The same weights in transformers, and a tokenizer that pads on the left."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from workers.engine.models.loading import local_directory
+    from workers.engine.models.gguf_copy import converted
+    from workers.engine.models.sources import resolve
 
-    directory = local_directory(MODEL)
+    directory = converted(resolve(MODEL)).path
     tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, options.dtype))
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)), tokenizer
+
+
+def _transformers(options: argparse.Namespace) -> dict[str, Any]:
+    model, tokenizer = transformers_model(options.dtype)
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
         for p in PROMPTS[: options.prompts]

@@ -1,0 +1,48 @@
+"""Promise 1 on a real model: a small edition of `python -m benchmarks exactness`."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import exactness
+from workers.engine.models.executor import LoadedModel
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def model(demo_model: str) -> LoadedModel:
+    return exactness.load("float32")
+
+
+@pytest.mark.timeout(600)
+def test_greedy_output_equals_transformers_generate(model: LoadedModel) -> None:
+    requests = exactness.greedy_requests(model, 10, 16)
+    expected = exactness.transformers_greedy(requests, "float32")
+    for method in exactness.METHODS:
+        assert exactness.decode(model, requests, method).tokens == expected, method
+
+
+@pytest.mark.timeout(600)
+def test_mixed_sampling_is_identical_by_every_method(model: LoadedModel) -> None:
+    requests = exactness.mixed_requests(model, 16, 10)
+    truth = exactness.decode(model, requests, "none", "batch 1").tokens
+    for method in exactness.METHODS:
+        for setting in ("batch 32", "batch 32, small pool"):
+            assert exactness.decode(model, requests, method, setting).tokens == truth, (method, setting)
+    assert exactness.decode(model, requests, "draft tree", "batch 1").tokens == truth
+
+
+@pytest.mark.timeout(600)
+def test_bfloat16_rows_differ_only_at_near_ties(demo_model: str) -> None:
+    """With a batch-invariant backend none differs; another machine may have near-ties, and nothing else."""
+    model = exactness.load("bfloat16")
+    requests = exactness.mixed_requests(model, 12, 10)
+    truth = exactness.decode(model, requests, "none", "batch 1").tokens
+    by_id = {request.id: request for request in requests}
+    for method in ("ngram", "draft tree"):
+        tokens = exactness.decode(model, requests, method).tokens
+        rows = exactness.differing(tokens, truth)
+        if model.details["batch_invariant"]:
+            assert rows == []
+        assert all(exactness.margin(model, by_id[row], tokens[row], truth[row]) < 0.25 for row in rows)
