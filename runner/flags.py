@@ -67,5 +67,5 @@ def _settle_method(base: dict[str, Any], over: dict[str, Any]) -> None:
     if flags.get("draft") and not flags.get("method"):
         flags["method"] = "draft_model"
     if flags.get("method") and flags["method"] != from_file.get("method"):
-        for key in ("draft", "tree_width"):
+        for key in ("draft", "tree_width", "tree_nodes", "tree_paths"):
             from_file.pop(key, None)

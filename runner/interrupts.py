@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -12,6 +13,8 @@ from typing import Any, Self
 from runner.errors import ExitCode
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SHOW_CURSOR = "\x1b[?25h"
+"""The live display hides it."""
 
 
 class Interrupts:
@@ -36,6 +39,8 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.stop.is_set():
+            if sys.stderr.isatty():
+                sys.stderr.write(SHOW_CURSOR)
             self._announce("stopped")
             os._exit(ExitCode.INTERRUPTED)
         self.stop.set()

@@ -13,8 +13,7 @@ from runner.summary import JobSummary, summarise
 from scheduler.finishing import finish_if_done
 from scheduler.recovery import reap
 from storage.records import ChunkState, Job
-from workers.chunk import process_chunk
-from workers.worker import Worker
+from workers.worker import Draining, Worker
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -38,10 +37,9 @@ class LocalRun:
         self._store = store
         self._job = job
         self._stop = stop
-        self._working = 0
-        """Chunks that this process holds."""
         self._ended = threading.Event()
-        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        """A chunk ended: worth a look before the next tick."""
         self._failure: Exception | None = None
 
     def run(self, display: Display) -> LocalOutcome:
@@ -78,24 +76,24 @@ class LocalRun:
             if ready_at is None and worker.hosts.running is not None:
                 ready_at = time.monotonic()
                 follower.restart()
-            if time.monotonic() >= look_at:
-                self._maintain()
-                look_at = time.monotonic() + follower.refresh(self._note(loading=ready_at is None))[1]
-            time.sleep(TICK_SECONDS)
+            if self._changed.wait(TICK_SECONDS) or time.monotonic() >= look_at:
+                self._changed.clear()
+                self._maintain(worker)
+                look_at = time.monotonic() + follower.refresh(self._note(worker, loading=ready_at is None))[1]
         return None if ready_at is None else time.monotonic() - ready_at
 
-    def _maintain(self) -> None:
+    def _maintain(self, worker: Worker) -> None:
         """What the scheduler does for other jobs: take back lost chunks, and see when the job is over."""
-        if self._working == 0:
+        if worker.busy == 0:
             expire_dead_workers(self._store)
         reap(self._store)
         if finish_if_done(self._store, self._job).state.terminal:
             self._ended.set()
 
-    def _note(self, *, loading: bool) -> str:
+    def _note(self, worker: Worker, *, loading: bool) -> str:
         if self._stop.is_set():
             return "draining"
-        if self._working == 0:
+        if worker.busy == 0:
             return "waiting for chunks that another process holds" if self._running_elsewhere() else ""
         return "loading the model" if loading else ""
 
@@ -104,20 +102,14 @@ class LocalRun:
 
     def _work(self, worker: Worker) -> None:
         """One thread: a chunk at a time until the job is over."""
-        lease_seconds = float(self._job.spec["lease_seconds"])
         try:
             while not (self._stop.is_set() or self._ended.is_set() or worker.stop.is_set()):
-                chunk = self._store.claim_next(worker.id, lease_seconds, self._job.id)
-                if chunk is None:
+                if worker.process_next(self._job) is None:
                     self._ended.wait(TICK_SECONDS)
-                    continue
-                with self._lock:
-                    self._working += 1
-                try:
-                    process_chunk(self._store, worker.hosts, self._job, chunk, worker_id=worker.id, stop=worker.stop)
-                finally:
-                    with self._lock:
-                        self._working -= 1
+                else:
+                    self._changed.set()
+        except Draining:
+            return
         except Exception as error:
             self._failure = error
             worker.stop.set()

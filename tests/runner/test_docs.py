@@ -128,3 +128,19 @@ def test_links_between_pages_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_map_names_modules_that_are_there() -> None:
+    text = (ROOT / "docs/code-map.md").read_text()
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        folder = part.partition(":")[0]
+        if (ROOT / folder).is_dir():
+            names = re.findall(r"^\|([^|]+)\|", part, re.MULTILINE)
+            for name in re.findall(r"`([\w.]+/?)`", "".join(names)):
+                assert (ROOT / folder / name).exists(), f"the map names {folder}/{name}"
+
+
+def test_paths_in_the_docs_exist() -> None:
+    for page in PAGES:
+        for path in re.findall(r"`((?:runner|scheduler|workers|storage|examples)/[\w/]+\.\w+)`", page.read_text()):
+            assert (ROOT / path).exists(), f"{page.name} names {path}"

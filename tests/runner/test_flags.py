@@ -59,7 +59,7 @@ def test_draft_implies_draft_model() -> None:
 
 def test_another_method_drops_the_draft_of_the_job_file(job_file: str) -> None:
     speculation = build_spec([job_file], flags(method="ngram")).engine["speculation"]
-    assert (speculation["method"], speculation["draft"], speculation["tree_width"]) == ("ngram", None, 1)
+    assert (speculation["method"], speculation["draft"], speculation["tree_width"]) == ("ngram", None, None)
     assert speculation["max_draft_tokens"] == 3
 
 
