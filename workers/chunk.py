@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -63,21 +62,7 @@ def process_chunk(
         _fail_job(store, job, "invalid_spec", str(error))
         store.release(chunk.id, chunk.epoch)
         return ChunkOutcome(ChunkStatus.JOB_FAILED, error=str(error))
-
-    def process(chunk: Chunk, *, alone: bool) -> ChunkOutcome:
-        return _process(_Chunk(store, hosts, job, chunk, settings, worker_id, stop, alone))
-
-    if chunk.num_rows > 1 or chunk.attempts + 1 < settings.max_attempts:
-        return process(chunk, alone=False)
-    # One more crash, and this row is blamed for it: so nothing else may run in this process meanwhile.
-    with suppress(GaveUp), hosts.company.enter(alone=True, give_up=lambda: True):
-        return process(chunk, alone=True)
-    # Nor may the lease be held while others run and the row waits for them to end.
-    store.release(chunk.id, chunk.epoch)
-    with suppress(GaveUp), hosts.company.enter(alone=True, give_up=stop.is_set):
-        again = store.claim(chunk.id, chunk.epoch + 1, worker_id, settings.lease_seconds)
-        return ChunkOutcome(ChunkStatus.LOST) if again is None else process(again, alone=True)
-    return ChunkOutcome(ChunkStatus.RELEASED)
+    return _process(_Chunk(store, hosts, job, chunk, settings, worker_id, stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +76,6 @@ class _Chunk:
     settings: JobSettings
     worker_id: str
     stop: threading.Event
-    alone: bool
-    """The process is this chunk's alone already; else it needs a place beside others."""
 
 
 def _process(work: _Chunk) -> ChunkOutcome:
@@ -156,9 +139,8 @@ class _Run:
         files = patiently(lambda: self._store.input_files(chunk.job_id), self._given_up)
         rows = read_chunk({file.index: file for file in files}[chunk.file_index], chunk, settings.input)
         generation = Generation(settings, chunk, recorded, self._writer, self._check)
-        place = nullcontext() if self._work.alone else hosts.company.enter(alone=False, give_up=self._given_up)
         try:
-            with place, hosts.use(settings.engine, self._given_up) as host:
+            with hosts.use(settings.engine, self._given_up) as host:
                 record_what_runs(self._store, chunk.job_id, host)
                 generation.run(host, rows)
         except GaveUp:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from workers.company import Company
 from workers.engine.config import EngineConfig
 from workers.errors import GaveUp
 from workers.host import EngineFactory, EngineHost, real_engine
@@ -23,8 +22,6 @@ class EngineHosts:
     they are through, and those that come after it wait behind it, so that nobody starves."""
 
     def __init__(self, factory: EngineFactory = real_engine) -> None:
-        self.company = Company()
-        """Who may use it at the same time."""
         self._factory = factory
         self._changed = threading.Condition()
         self._line: deque[object] = deque()

@@ -26,8 +26,6 @@ class JobSettings:
     seed: int = 0
     keep_token_ids: bool = False
     lease_seconds: float = 60.0
-    max_attempts: int = 3
-    """Times that a chunk may lose its worker before it is split, and a single row given up."""
     system_prompt: str | None = None
     chat_template: bool | None = None
     """None: used where the tokenizer has one; False: prompts go in as they are."""
@@ -44,7 +42,6 @@ class JobSettings:
             seed=int(spec.get("seed") or 0),
             keep_token_ids=bool(spec.get("keep_token_ids", False)),
             lease_seconds=float(spec.get("lease_seconds") or 60.0),
-            max_attempts=int(spec.get("max_attempts") or 3),
             system_prompt=spec.get("system_prompt"),
             chat_template=spec.get("chat_template"),
         )

@@ -21,4 +21,4 @@ def register(app: Celery, worker: Worker) -> None:
             raise Reject("the worker is stopping", requeue=True) from error
         return "nothing to do" if outcome is None else outcome.status.value
 
-    app.task(name=TASK_NAME, acks_late=True, ignore_result=True)(process_chunk)
+    app.task(name=TASK_NAME, shared=False, acks_late=True, ignore_result=True)(process_chunk)

@@ -1,4 +1,4 @@
-"""A worker: claims chunks by message, processes them on the process's engine, and tells the store that it is alive."""
+"""A worker: claims chunks, processes them on the process's engine, and tells the store that it is alive."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import socket
 import threading
 import uuid
+from collections.abc import Callable
 
 from storage.errors import UnknownJob
-from storage.records import ChunkMessage
+from storage.records import Chunk, ChunkMessage, Job
 from storage.store import Store
-from workers.chunk import ChunkOutcome, process_chunk
+from workers.chunk import ChunkOutcome, ChunkStatus, process_chunk
+from workers.company import Company
+from workers.errors import GaveUp
 from workers.host import EngineFactory, real_engine
 from workers.hosts import EngineHosts
 from workers.patience import patiently
@@ -32,6 +35,10 @@ class Worker:
         self.store = store
         self.hosts = EngineHosts(factory)
         self.stop = threading.Event()
+        self.busy = 0
+        """Chunks in hand."""
+        self._company = Company()
+        self._counting = threading.Lock()
         self._pulse = Pulse(store, self.hosts, self.id)
 
     def __enter__(self) -> Worker:
@@ -46,18 +53,54 @@ class Worker:
     def process(self, message: ChunkMessage) -> ChunkOutcome | None:
         """Claim the chunk that a message names and process it. None when there is nothing to do: the message is a
         duplicate or late, or its job is gone. Raises `Draining` when the worker is stopping."""
-        if self.stop.is_set():
-            raise Draining
         try:
             job = patiently(lambda: self.store.get_job(message.job_id), self.stop.is_set)
         except UnknownJob:
             logger.info("job %s is no longer in the store; its message is dropped", message.job_id)
             return None
-        lease_seconds = float(job.spec.get("lease_seconds") or 60.0)
-        chunk = patiently(
-            lambda: self.store.claim(message.chunk_id, message.epoch, self.id, lease_seconds), self.stop.is_set
-        )
-        if chunk is None:
-            logger.info("chunk %d, epoch %d: taken before, or stale; nothing to do", message.chunk_id, message.epoch)
-            return None
-        return process_chunk(self.store, self.hosts, job, chunk, worker_id=self.id, stop=self.stop)
+        return self._take(job, lambda lease: self.store.claim(message.chunk_id, message.epoch, self.id, lease))
+
+    def process_next(self, job: Job) -> ChunkOutcome | None:
+        """Claim the job's oldest chunk that nobody has and process it; None when there is none now.
+
+        Raises `Draining` when the worker is stopping.
+        """
+        return self._take(job, lambda lease: self.store.claim_next(self.id, lease, job.id))
+
+    def _take(self, job: Job, claim: Callable[[float], Chunk | None]) -> ChunkOutcome | None:
+        """Claim and process, beside other chunks; but a row that one more crash would be blamed on runs alone.
+
+        It is claimed again when its turn has come: while it waits, no crash of others may find it with a lease.
+        """
+        lease = float(job.spec.get("lease_seconds") or 60.0)
+        try:
+            with self._company.enter(alone=False, give_up=self.stop.is_set):
+                if self.stop.is_set():
+                    raise Draining
+                chunk = patiently(lambda: claim(lease), self.stop.is_set)
+                if chunk is None:
+                    return None
+                if not _on_last_attempt(job, chunk):
+                    return self._process(job, chunk)
+                self.store.release(chunk.id, chunk.epoch)
+        except GaveUp as error:
+            raise Draining from error
+        try:
+            with self._company.enter(alone=True, give_up=self.stop.is_set):
+                again = self.store.claim(chunk.id, chunk.epoch + 1, self.id, lease)
+                return ChunkOutcome(ChunkStatus.LOST) if again is None else self._process(job, again)
+        except GaveUp:
+            return ChunkOutcome(ChunkStatus.RELEASED)
+
+    def _process(self, job: Job, chunk: Chunk) -> ChunkOutcome:
+        with self._counting:
+            self.busy += 1
+        try:
+            return process_chunk(self.store, self.hosts, job, chunk, worker_id=self.id, stop=self.stop)
+        finally:
+            with self._counting:
+                self.busy -= 1
+
+
+def _on_last_attempt(job: Job, chunk: Chunk) -> bool:
+    return chunk.num_rows == 1 and chunk.attempts + 1 >= int(job.spec.get("max_attempts") or 3)

@@ -1,23 +1,25 @@
-"""Brokers of the system tests. Every test has the queue to itself."""
+"""Brokers of the system tests: servers of their own, to be killed at will, whose messages nobody else takes."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
-from urllib.parse import urlsplit
 
+import kombu
 import pytest
 
+from storage.wire import QUEUE_NAME
 from tests.system.cluster import Cluster
 
 REQUIRED = os.environ.get("NIGHTDRAFT_REQUIRE_SERVICES") == "1"
+START_SECONDS = 60.0
 
 
 def missing(reason: str) -> NoReturn:
@@ -26,82 +28,118 @@ def missing(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-class RedisServer:
-    """A Redis of the test's own, which forgets everything when it is restarted."""
+class BrokerServer:
+    """A broker process that can be killed and started again on the same port."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str], folder: Path, port: int, url: str) -> None:
+        self.url = url
+        self._command = list(command)
+        self._environment = {**os.environ, **environment}
         self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._port = port
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        log = self._folder / "redis.log"
+        log = self._folder / "broker.log"
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                ["redis-server", *options], cwd=self._folder, stdout=output, stderr=subprocess.STDOUT
+                self._command,
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
-        for _ in range(100):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
+        deadline = time.monotonic() + START_SECONDS
+        while not is_open(self._port):
+            assert self._process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-        raise AssertionError(f"redis-server did not start: {log.read_text()}")
 
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+    def kill(self) -> None:
+        """End it at once, with every process that it started."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports: list[int] = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+def redis_server(tmp_path: Path) -> Iterator[BrokerServer]:
+    """A Redis that forgets everything when it is killed."""
     if shutil.which("redis-server") is None:
         missing("there is no redis-server to start")
-    server = RedisServer(tmp_path)
+    (port,) = free_ports(1)
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    server = BrokerServer(command, {}, tmp_path, port, f"redis://127.0.0.1:{port}/0")
     server.start()
     yield server
-    server.stop()
+    server.kill()
 
 
-def rabbitmqctl(*arguments: str) -> str:
-    """Raises `CalledProcessError` when the command is refused."""
-    done = subprocess.run(["rabbitmqctl", "-q", *arguments], capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout
+def rabbitmq_script() -> str | None:
+    """The server's own script: the wrapper on the PATH would change the user, and cannot run a second node."""
+    scripts = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
+    return str(scripts[-1]) if scripts else shutil.which("rabbitmq-server")
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_vhost(rabbitmq_url: str) -> Iterator[str]:
-    """A virtual host of this session's own: nobody else's workers take its messages."""
-    name = f"nightdraft-test-{uuid.uuid4().hex[:8]}"
-    user = urlsplit(rabbitmq_url).username or "guest"
-    try:
-        rabbitmqctl("add_vhost", name)
-        rabbitmqctl("set_permissions", "-p", name, user, ".*", ".*", ".*")
-    except (OSError, subprocess.SubprocessError) as error:
-        missing(f"rabbitmqctl cannot make a virtual host: {error}")
-    yield name
-    rabbitmqctl("delete_vhost", name)
+def _rabbitmq_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
+    script = rabbitmq_script()
+    if script is None:
+        missing("there is no rabbitmq-server to start")
+    folder = tmp_path_factory.mktemp("rabbitmq")
+    plugins = folder / "plugins"
+    plugins.write_text("[].")
+    port, distribution = free_ports(2)
+    environment = {
+        "RABBITMQ_NODENAME": f"nightdraft-test-{port}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(folder / "log"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
+        "RABBITMQ_CONF_ENV_FILE": os.devnull,
+        "RABBITMQ_CONFIG_FILE": str(folder / "none"),
+    }
+    server = BrokerServer([script], environment, folder, port, f"amqp://guest:guest@127.0.0.1:{port}//")
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture
-def rabbitmq_broker(rabbitmq_url: str, rabbitmq_vhost: str) -> str:
-    return rabbitmq_url.rstrip("/") + "/" + rabbitmq_vhost
+def rabbitmq_server(_rabbitmq_node: BrokerServer) -> Iterator[BrokerServer]:
+    """A RabbitMQ node, running, with an empty queue after the test."""
+    yield _rabbitmq_node
+    with kombu.Connection(_rabbitmq_node.url) as connection, connection.channel() as channel:
+        channel.queue_delete(QUEUE_NAME)
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
-def broker_url(request: pytest.FixtureRequest) -> str:
+def broker_server(request: pytest.FixtureRequest) -> BrokerServer:
     """Each broker in turn."""
-    if request.param == "redis":
-        server: RedisServer = request.getfixturevalue("redis_server")
-        return server.url
-    url: str = request.getfixturevalue("rabbitmq_broker")
-    return url
+    server: BrokerServer = request.getfixturevalue(f"{request.param}_server")
+    return server
 
 
 @pytest.fixture
 def make_cluster(tmp_path: Path) -> Callable[[str, str], Cluster]:
+    """Given broker and store URLs, makes a cluster whose files are the test's own."""
     return lambda broker_url, store_url: Cluster(broker_url, store_url, tmp_path)

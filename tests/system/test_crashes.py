@@ -12,13 +12,13 @@ import pytest
 from scheduler.publisher import CeleryPublisher
 from storage.records import ChunkMessage, JobState
 from tests.system.cluster import Cluster, WorkerProcess, wait_until
-from tests.system.conftest import RedisServer
+from tests.system.conftest import BrokerServer
 
 pytestmark = pytest.mark.service
 
-PROMPTS = [f"Tell me about number {place}." for place in range(64)]
+PROMPTS = [f"Tell me about number {place}." for place in range(48)]
 SLOW = "light:120"
-"""Fast enough for a test, slow enough to be interrupted."""
+"""Milliseconds for an answer: fast enough for a test, slow enough to be interrupted."""
 
 MakeCluster = Callable[[str, str], Cluster]
 
@@ -36,13 +36,13 @@ def kill_one_of_two(cluster: Cluster, **spec: Any) -> None:
     assert cluster.export(job) == cluster.undisturbed(job)
 
 
-def test_kill_nine_in_the_middle(make_cluster: MakeCluster, broker_url: str, postgres_url: str) -> None:
-    with make_cluster(broker_url, postgres_url) as cluster:
+def test_kill_nine_in_the_middle(make_cluster: MakeCluster, broker_server: BrokerServer, postgres_url: str) -> None:
+    with make_cluster(broker_server.url, postgres_url) as cluster:
         kill_one_of_two(cluster, target=SLOW)
 
 
 def test_kill_nine_in_the_middle_of_speculative_decoding(
-    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+    make_cluster: MakeCluster, redis_server: BrokerServer, postgres_url: str
 ) -> None:
     engine = {"speculation": {"method": "ngram", "policy": "fixed"}}
     with make_cluster(redis_server.url, postgres_url) as cluster:
@@ -57,19 +57,21 @@ class StutteringPublisher(CeleryPublisher):
             super().publish(message)
 
 
-def test_every_message_delivered_three_times(make_cluster: MakeCluster, broker_url: str, postgres_url: str) -> None:
-    with make_cluster(broker_url, postgres_url) as cluster:
+def test_every_message_delivered_three_times(
+    make_cluster: MakeCluster, broker_server: BrokerServer, postgres_url: str
+) -> None:
+    with make_cluster(broker_server.url, postgres_url) as cluster:
         job = cluster.submit(PROMPTS, target="light:10")
         cluster.start_worker()
         cluster.start_worker()
-        with cluster.scheduling(job, StutteringPublisher(broker_url)):
+        with cluster.scheduling(job, StutteringPublisher(broker_server.url)):
             assert cluster.wait_finished(job).state is JobState.COMPLETED
         assert {chunk.epoch for chunk in cluster.store.list_chunks(job.id)} == {1}
         assert cluster.export(job) == cluster.undisturbed(job)
 
 
 def test_a_zombie_that_wakes_up_past_its_lease_writes_nothing(
-    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+    make_cluster: MakeCluster, redis_server: BrokerServer, postgres_url: str
 ) -> None:
     with make_cluster(redis_server.url, postgres_url) as cluster:
         job = cluster.submit(PROMPTS, target=SLOW)
@@ -103,8 +105,10 @@ def stop_outside_a_transaction(worker: WorkerProcess, postgres_url: str) -> None
     raise AssertionError("the worker was in a transaction each time")
 
 
-def test_sigterm_exits_in_time_and_loses_nothing(make_cluster: MakeCluster, broker_url: str, postgres_url: str) -> None:
-    with make_cluster(broker_url, postgres_url) as cluster:
+def test_sigterm_exits_in_time_and_loses_nothing(
+    make_cluster: MakeCluster, broker_server: BrokerServer, postgres_url: str
+) -> None:
+    with make_cluster(broker_server.url, postgres_url) as cluster:
         job = cluster.submit(PROMPTS, target=SLOW, lease_seconds=60.0)
         first = cluster.start_worker()
         with cluster.scheduling(job):
@@ -122,7 +126,7 @@ def test_sigterm_exits_in_time_and_loses_nothing(make_cluster: MakeCluster, brok
 
 
 def test_a_poison_row_is_isolated_and_recorded(
-    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+    make_cluster: MakeCluster, redis_server: BrokerServer, postgres_url: str
 ) -> None:
     prompts = [f"harmless {place}" for place in range(16)]
     prompts[6] = "this is POISON"
@@ -143,7 +147,7 @@ def test_a_poison_row_is_isolated_and_recorded(
 
 
 def test_cancel_keeps_what_finished_and_resume_does_the_rest(
-    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+    make_cluster: MakeCluster, redis_server: BrokerServer, postgres_url: str
 ) -> None:
     with make_cluster(redis_server.url, postgres_url) as cluster:
         job = cluster.submit(PROMPTS, target=SLOW)

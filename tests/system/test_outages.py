@@ -10,48 +10,35 @@ import pytest
 
 from storage.records import JobState
 from tests.system.cluster import Cluster
-from tests.system.conftest import RedisServer, rabbitmqctl
+from tests.system.conftest import BrokerServer
 
 pytestmark = pytest.mark.service
 
-PROMPTS = [f"Tell me about number {place}." for place in range(64)]
+PROMPTS = [f"Tell me about number {place}." for place in range(48)]
 SLOW = "light:120"
 
 MakeCluster = Callable[[str, str], Cluster]
 
 
-def test_redis_is_restarted_and_has_forgotten_everything(
-    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+def test_the_broker_is_killed_and_comes_back(
+    make_cluster: MakeCluster, broker_server: BrokerServer, postgres_url: str
 ) -> None:
-    with make_cluster(redis_server.url, postgres_url) as cluster:
+    """Redis has forgotten every message by then."""
+    with make_cluster(broker_server.url, postgres_url) as cluster:
         job = cluster.submit(PROMPTS, target=SLOW)
         workers = [cluster.start_worker(), cluster.start_worker()]
         with cluster.scheduling(job):
             cluster.wait_recorded(job, 8)
-            redis_server.stop()
-            time.sleep(1)
-            redis_server.start()
-            assert cluster.wait_finished(job).state is JobState.COMPLETED
-        assert all(worker.alive for worker in workers)
-        assert cluster.export(job) == cluster.undisturbed(job)
-
-
-def test_rabbitmq_drops_every_connection(
-    make_cluster: MakeCluster, rabbitmq_broker: str, rabbitmq_vhost: str, postgres_url: str
-) -> None:
-    with make_cluster(rabbitmq_broker, postgres_url) as cluster:
-        job = cluster.submit(PROMPTS, target=SLOW)
-        workers = [cluster.start_worker(), cluster.start_worker()]
-        with cluster.scheduling(job):
-            cluster.wait_recorded(job, 8)
-            rabbitmqctl("close_all_connections", "-p", rabbitmq_vhost, "restart")
+            broker_server.kill()
+            time.sleep(0.5)
+            broker_server.start()
             assert cluster.wait_finished(job).state is JobState.COMPLETED
         assert all(worker.alive for worker in workers)
         assert cluster.export(job) == cluster.undisturbed(job)
 
 
 def test_postgresql_drops_every_connection_again_and_again(
-    make_cluster: MakeCluster, redis_server: RedisServer, postgres_url: str
+    make_cluster: MakeCluster, redis_server: BrokerServer, postgres_url: str
 ) -> None:
     # The oldest connection is the one of the fixture that made the schema.
     terminate = """

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.records import ChunkState, Job, JobState, Result, RowStatus
+from storage.records import ChunkState, JobState, Result, RowStatus
 from storage.store import Store
 from tests.workers.fakes import Script
 from tests.workers.jobs import claim, make_job, results, run_chunk, texts
-from workers.chunk import ChunkOutcome, ChunkStatus, process_chunk
+from workers.chunk import ChunkStatus, process_chunk
 from workers.engine.errors import ModelNotFound
 from workers.hosts import EngineHosts
 
@@ -266,26 +266,3 @@ def test_the_models_and_the_speculator_of_a_job_are_noted(store: Store, tmp_path
     assert (model["role"], model["name"], model["content_hash"]) == ("target", "fake", "0")
     (speculator,) = store.speculators(job.id)
     assert speculator["method"] == "none"
-
-
-def test_a_row_on_its_last_attempt_gives_up_its_lease_until_it_is_alone(
-    store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
-) -> None:
-    job = make_job(store, tmp_path, {"prompt": ["HOLD", "FAIL"]}, chunk_rows=1, max_attempts=1)
-    other = make_job(store, tmp_path, {"prompt": ["HOLD", "two"]}, name="other")
-    hosts, stop = EngineHosts(script.factory), threading.Event()
-
-    def run(job: Job) -> ChunkOutcome:
-        return process_chunk(store, hosts, job, claim(store, job), worker_id="test", stop=stop)
-
-    beside = pool.submit(run, other)
-    wait_until(lambda: len(script.requests) == 2)
-    suspect = pool.submit(run, job)
-    wait_until(lambda: store.list_chunks(job.id)[0].epoch == 2)
-    assert store.list_chunks(job.id)[0].state is ChunkState.PENDING
-    stop.set()
-    assert (beside.result().status, suspect.result().status) == (ChunkStatus.RELEASED, ChunkStatus.RELEASED)
-    stop.clear()
-    script.hold = "nothing"
-    assert run(job).status is ChunkStatus.DONE
-    hosts.close()

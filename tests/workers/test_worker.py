@@ -1,0 +1,124 @@
+"""A worker between messages and chunks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from storage.records import ChunkMessage, ChunkState, Job
+from storage.store import Store
+from tests.workers.fakes import Script
+from tests.workers.jobs import make_job, results, texts
+from workers.chunk import ChunkStatus
+from workers.worker import Draining, Worker
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def worker(store: Store, script: Script) -> Iterator[Worker]:
+    with Worker(store, factory=script.factory) as worker:
+        yield worker
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen within 30 s")
+
+
+def message(store: Store, job: Job, place: int = 0) -> ChunkMessage:
+    chunk = store.list_chunks(job.id)[place]
+    return ChunkMessage(job.id, chunk.id, chunk.epoch)
+
+
+def test_a_message_is_processed_once_however_often_it_comes(worker: Worker, store: Store, tmp_path: Path) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one"]})
+    hint = message(store, job)
+    outcomes = [worker.process(hint) for _ in range(3)]
+    assert [outcome and outcome.status for outcome in outcomes] == [ChunkStatus.DONE, None, None]
+    assert texts(store, job) == {0: "ONE"}
+
+
+def test_a_stale_message_and_one_of_a_job_that_is_gone_do_nothing(worker: Worker, store: Store, tmp_path: Path) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one"]})
+    hint = message(store, job)
+    assert worker.process(ChunkMessage(job.id, hint.chunk_id, hint.epoch + 1)) is None
+    assert worker.process(ChunkMessage("gone", hint.chunk_id, hint.epoch)) is None
+    assert results(store, job) == {}
+
+
+def test_the_next_chunk_of_a_job_can_be_asked_for_without_a_message(
+    worker: Worker, store: Store, tmp_path: Path
+) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one", "two"]}, chunk_rows=1)
+    outcomes = [worker.process_next(job) for _ in range(3)]
+    assert [outcome and outcome.status for outcome in outcomes] == [ChunkStatus.DONE, ChunkStatus.DONE, None]
+    assert texts(store, job) == {0: "ONE", 1: "TWO"}
+
+
+def test_a_worker_that_stops_takes_nothing(worker: Worker, store: Store, tmp_path: Path) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one"]})
+    worker.stop.set()
+    with pytest.raises(Draining):
+        worker.process(message(store, job))
+    assert store.list_chunks(job.id)[0].epoch == 0
+
+
+def test_a_row_on_its_last_attempt_runs_alone_and_waits_without_a_lease(
+    worker: Worker, store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
+) -> None:
+    busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=0.6)
+    suspect = make_job(store, tmp_path, {"prompt": ["one"]}, name="suspect", max_attempts=1)
+    beside = pool.submit(worker.process_next, busy)
+    wait_until(lambda: len(script.requests) == 1)
+    waiting = pool.submit(worker.process_next, suspect)
+    wait_until(lambda: store.list_chunks(suspect.id)[0].epoch == 2)
+    assert store.list_chunks(suspect.id)[0].state is ChunkState.PENDING
+    assert not waiting.done()
+    store.cancel_job(busy.id)
+    assert beside.result() is not None
+    outcome = waiting.result()
+    assert outcome is not None
+    assert outcome.status is ChunkStatus.DONE
+
+
+def test_a_suspect_that_somebody_else_took_meanwhile_is_left_to_them(
+    worker: Worker, store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
+) -> None:
+    busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=0.6)
+    suspect = make_job(store, tmp_path, {"prompt": ["one"]}, name="suspect", max_attempts=1)
+    beside = pool.submit(worker.process_next, busy)
+    wait_until(lambda: len(script.requests) == 1)
+    waiting = pool.submit(worker.process_next, suspect)
+    wait_until(lambda: store.list_chunks(suspect.id)[0].epoch == 2)
+    assert store.claim_next("another", 30.0, suspect.id) is not None
+    store.cancel_job(busy.id)
+    outcome = waiting.result()
+    assert outcome is not None
+    assert outcome.status is ChunkStatus.LOST
+    beside.result()
+
+
+def test_a_worker_reports_itself_and_signs_off(store: Store, script: Script) -> None:
+    with Worker(store, factory=script.factory) as worker:
+        wait_until(lambda: bool(store.list_workers()))
+        (info,) = store.list_workers()
+        assert (info.worker_id, info.pid) == (worker.id, os.getpid())
+    assert store.list_workers() == []
