@@ -1,10 +1,10 @@
 """Top-k, top-p and min-p without sorting a vocabulary, for use inside kernels.
 
-A *shift* is a row's distance below its maximum divided by its temperature, in float32: log p up to a constant, at most 0.
-The order of tokens is (shift descending, id ascending); a *rank* is a uint64 that sorts in that order and holds both.
+A *shift* is a logit's distance below its row's maximum divided by the temperature, in float32: log p up to a constant,
+at most 0. Tokens are ordered by (shift descending, id ascending); a *rank* is a uint64 that sorts so and holds both.
 
-A histogram over the shifts tells which bin the last kept token lies in. The tokens of the bins before it are kept as they
-are, and only those of that bin are sorted. Masses are summed in float64 in an order fixed by the row alone.
+A histogram over the shifts tells which bin the last kept token lies in. The tokens of the bins before it are kept as
+they are, and only those of that bin are sorted. Masses are summed in float64 in an order fixed by the row alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def keep(row: Any, shifts: Any, weights: Any, histogram: Any, ranks: Any, edge: 
         count = _first_p(row, shifts, weights, histogram, ranks, edge)
     else:
         lowest = min(_bin(np.float32(math.log(row.min_p))) + 1, BINS - 1)
-        count, at_edge = _collect(shifts, lowest + 1, ranks, edge)
+        count, _ = _collect(shifts, lowest + 1, ranks, edge)
     if row.min_p > 0.0:
         count = _not_below(row.min_p, count, ranks)
     return count
@@ -66,7 +66,7 @@ def _first_k(row: Any, shifts: Any, histogram: Any, ranks: Any, edge: Any) -> An
     histogram[:] = 0.0
     for i in range(len(shifts)):
         histogram[_bin(shifts[i])] += 1.0
-    last, before = _reaching(histogram, np.float64(row.top_k))
+    last, _ = _reaching(histogram, np.float64(row.top_k))
     count, at_edge = _collect(shifts, last, ranks, edge)
     edge[:at_edge].sort()
     for i in range(min(at_edge, row.top_k - count)):

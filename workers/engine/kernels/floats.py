@@ -1,7 +1,7 @@
 """Exact or strictly ordered arithmetic on a row of numbers, for use inside kernels.
 
-A *level* is a number's bit pattern turned into an integer of the same order (-0 and 0 coincide). The maximum of integers
-is the same in any order of comparison, so the compiler may vectorise it.
+A *level* is a number's bit pattern turned into an integer of the same order (-0 and 0 coincide). The maximum of
+integers is the same in any order of comparison, so the compiler may vectorise it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 
 from workers.engine.kernels.parallel import inlined, operation
 
@@ -24,7 +23,7 @@ LANES = 32
 @operation(types.voidptr, types.int64)
 def pointer(builder: Any, address: Any) -> Any:
     """An address as something that `carray` takes."""
-    return builder.inttoptr(address, ir.PointerType(ir.IntType(8)))
+    return builder.inttoptr(address, cgutils.voidptr_t)
 
 
 @inlined

@@ -170,17 +170,17 @@ def _shift_float(row: Any, vocab: Any, top: Any, shifts: Any, number: Any) -> No
 
 
 @inlined
-def _shift_float32(row: Any, vocab: Any, top: Any, shifts: Any) -> None:
+def shift_float32(row: Any, vocab: Any, top: Any, shifts: Any) -> None:
     _shift_float(row, vocab, top, shifts, np.float32)
 
 
 @inlined
-def _shift_float64(row: Any, vocab: Any, top: Any, shifts: Any) -> None:
+def shift_float64(row: Any, vocab: Any, top: Any, shifts: Any) -> None:
     _shift_float(row, vocab, top, shifts, np.float64)
 
 
 @inlined
-def _shift_bfloat16(row: Any, vocab: Any, top: Any, shifts: Any) -> None:
+def shift_bfloat16(row: Any, vocab: Any, top: Any, shifts: Any) -> None:
     logits, widened = carray(pointer(row.address), (vocab,), np.uint16), shifts.view(np.uint32)
     for i in range(vocab):
         widened[i] = np.uint32(logits[i]) << np.uint32(16)
@@ -202,15 +202,15 @@ def _argmax_float64(block: Any) -> None:
 
 
 def _draw_bfloat16(block: Any) -> None:
-    _draw_rows(block, np.int16, 0x7F80, _shift_bfloat16)
+    _draw_rows(block, np.int16, 0x7F80, shift_bfloat16)
 
 
 def _draw_float32(block: Any) -> None:
-    _draw_rows(block, np.int32, 0x7F800000, _shift_float32)
+    _draw_rows(block, np.int32, 0x7F800000, shift_float32)
 
 
 def _draw_float64(block: Any) -> None:
-    _draw_rows(block, np.int64, 0x7FF0000000000000, _shift_float64)
+    _draw_rows(block, np.int64, 0x7FF0000000000000, shift_float64)
 
 
 _ARGMAX = {

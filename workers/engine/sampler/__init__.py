@@ -2,6 +2,17 @@
 
 from workers.engine.sampler.checks import SamplingFailed, validate_params
 from workers.engine.sampler.context import RowContext
+from workers.engine.sampler.distributions import distributions
+from workers.engine.sampler.logprobs import logprobs_of
 from workers.engine.sampler.pipeline import Sampled, perturbed_top_k, sample
 
-__all__ = ["RowContext", "Sampled", "SamplingFailed", "perturbed_top_k", "sample", "validate_params"]
+__all__ = [
+    "RowContext",
+    "Sampled",
+    "SamplingFailed",
+    "distributions",
+    "logprobs_of",
+    "perturbed_top_k",
+    "sample",
+    "validate_params",
+]

@@ -20,12 +20,11 @@ class SamplingFailed(EngineError):
     def __init__(self, masked: Sequence[int], invalid: Sequence[int]) -> None:
         reasons = []
         if masked:
-            reasons.append(
-                f"every token is masked in rows {list(masked)}; loosen logit_bias, bad_words, stop ids or min_tokens"
-            )
+            what_to_do = "loosen logit_bias, bad_words, stop_token_ids or min_tokens"
+            reasons.append(f"every token is masked in rows {list(masked)}; {what_to_do}")
         if invalid:
-            reasons.append(f"the model gave NaN or infinite logits in rows {list(invalid)}; check its weights and dtype")
-        super().__init__("cannot sample: " + "; ".join(reasons))
+            reasons.append(f"logits are NaN or infinite in rows {list(invalid)}; check the model's weights and dtype")
+        super().__init__("cannot sample: " + ", and ".join(reasons))
         self.rows = tuple(sorted({*masked, *invalid}))
         """Indices in the call."""
 

@@ -56,7 +56,7 @@ def _penalise(logits: Row, context: RowContext) -> None:
     emitted = emitted[known]
     if params.repetition_penalty != 1.0:
         prompt = _prompt_ids(context.seq.prompt_set)
-        seen = np.union1d(prompt[prompt < len(logits)], emitted)
+        seen = np.concatenate([prompt[prompt < len(logits)], emitted])  # twice is as good as once: read, then written
         penalty = logits.dtype.type(params.repetition_penalty)
         values = logits[seen]
         logits[seen] = np.where(values > 0, values / penalty, values * penalty)
@@ -77,4 +77,4 @@ def _ids(token_ids: Collection[int]) -> Ids:
 @lru_cache(maxsize=512)
 def _prompt_ids(prompt_set: frozenset[int]) -> Ids:
     """Kept between steps: a prompt may be long and never changes."""
-    return np.sort(_ids(prompt_set))
+    return _ids(prompt_set)

@@ -1,0 +1,40 @@
+"""Log-probabilities as the OpenAI and vLLM APIs report them: the model's own, before any sampling parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+
+from workers.engine.kernels.sampling import MASKED
+from workers.engine.request import TokenLogprob
+from workers.engine.sampler.context import RowContext
+from workers.engine.sampler.parts import draw_plain, on_host
+
+
+def logprobs_of(logits: torch.Tensor, rows: Seq[RowContext], tokens: Seq[int]) -> list[TokenLogprob | None]:
+    """Those of one token per row of `logits` [R, V], for the rows that ask; empty when none does."""
+    wanted = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    if not wanted:
+        return []
+    host, at = on_host(logits, np.array(list(wanted)))
+    drawn = draw_plain(host, at, max(1, *wanted.values()))
+    sampled = np.array([tokens[i] for i in wanted])
+    own = _below_maximum(host[at], sampled, drawn.tokens[:, 0]) - drawn.log_masses
+    best = drawn.scores - drawn.log_masses[:, None]
+    result: list[TokenLogprob | None] = [None] * len(rows)
+    for n, (i, count) in enumerate(wanted.items()):
+        pairs = zip(drawn.tokens[n, :count].tolist(), best[n, :count].tolist(), strict=True)
+        result[i] = TokenLogprob(tokens[i], float(own[n]), tuple(pair for pair in pairs if pair[0] != MASKED))
+    return result
+
+
+def _below_maximum(
+    logits: torch.Tensor, tokens: np.typing.NDArray[np.int64], best: np.typing.NDArray[np.int64]
+) -> np.typing.NDArray[np.float32]:
+    """Logit of `tokens` [R] minus that of `best` [R], rounded as the kernels do."""
+    pairs = logits.gather(1, torch.from_numpy(np.stack([tokens, best], axis=1)))
+    if pairs.dtype == torch.bfloat16:
+        pairs = pairs.float()
+    return (pairs[:, 0] - pairs[:, 1]).float().numpy()
