@@ -26,6 +26,9 @@ T = TypeVar("T")
 BUSY_SECONDS = 60.0
 """How long a SQLite connection waits for the one writer before it gives up."""
 
+OLDEST_SQLITE = (3, 38)
+"""The first with the JSON operators that the views use."""
+
 _POSTGRES_TRANSIENT = {"40001", "40P01", "57P01", "57P02", "57P03", "53300"}
 """Serialisation failure, deadlock, shutdown, crash, starting up, too many connections."""
 
@@ -149,6 +152,11 @@ def _is_transient(error: Exception) -> bool:
 def _create_engine(url: URL) -> sa.Engine:
     if url.drivername.startswith("postgresql"):
         return sa.create_engine(url, pool_pre_ping=True, pool_size=8, max_overflow=24, json_serializer=dumps)
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise StoreUnavailable(
+            f"this Python comes with SQLite {sqlite3.sqlite_version}, which is older than"
+            f" {'.'.join(map(str, OLDEST_SQLITE))}: use another Python build, or PostgreSQL"
+        )
     parent = Path(str(url.database)).parent
     if not parent.is_dir():
         raise StoreUnavailable(f"the directory {parent} of the store {shown(url)} does not exist; create it")

@@ -12,6 +12,7 @@ _SQLITE = {
     "positions": "json_each(a.{array}) AS e",
     "position": "e.key",
     "item": "e.value",
+    "accepted_item": "coalesce(a.accepted_per_position ->> e.key, 0)",
     "carried": "json_each(r.carried) AS e",
     # Numbers as they were written, where SQLite can name their place: by itself it shows 15 digits of a float.
     "carried_value": "CASE e.type WHEN 'null' THEN NULL WHEN 'true' THEN 'true' WHEN 'false' THEN 'false'"
@@ -26,6 +27,7 @@ _POSTGRESQL = {
     "positions": "json_array_elements_text(a.{array}) WITH ORDINALITY AS e(item, ordinal)",
     "position": "e.ordinal - 1",
     "item": "CAST(e.item AS BIGINT)",
+    "accepted_item": "coalesce(CAST(a.accepted_per_position ->> CAST(e.ordinal - 1 AS INTEGER) AS BIGINT), 0)",
     "carried": "json_each_text(r.carried) AS e(key, value)",
     "carried_value": "e.value",
     "elapsed": "CAST(extract(epoch FROM coalesce(j.finished_at, now()) - j.started_at) AS DOUBLE PRECISION)",
@@ -55,12 +57,7 @@ _WITH_RESULT = (
     "acceptance AS a JOIN results AS r"
     " ON r.job_id = a.job_id AND r.row_index = a.row_index AND r.sample = a.sample JOIN jobs AS j ON j.id = a.job_id"
 )
-_COUNTED = """
-    SELECT a.job_id, {position} AS position, {item} AS num_reached, 0 AS num_accepted
-    FROM acceptance AS a CROSS JOIN {reached}
-    UNION ALL
-    SELECT a.job_id, {position}, 0, {item}
-    FROM acceptance AS a CROSS JOIN {accepted}"""
+_OF_JOB = "jobs AS j JOIN acceptance AS a ON a.job_id = j.id"
 
 _VIEWS = {
     "acceptance_by_job": f"""
@@ -79,27 +76,31 @@ GROUP BY j.id, j.name, r.temperature""",
 SELECT j.id AS job_id, j.name AS job_name, e.key AS column_name, {{carried_value}} AS value,{_SUMS}
 FROM {_WITH_RESULT} CROSS JOIN {{carried}}
 GROUP BY j.id, j.name, e.key, {{carried_value}}""",
+    # The job's name is in every part, so that a condition on it reaches the rows that are read.
     "acceptance_by_position": f"""
-SELECT j.id AS job_id, j.name AS job_name, p.position + 1 AS position,
-    t.num_spec_steps AS num_spec_steps,
-    CAST(sum(p.num_reached) AS BIGINT) AS num_reached,
-    CAST(sum(p.num_accepted) AS BIGINT) AS num_accepted,
-    {_rate("sum(p.num_accepted)", "sum(p.num_reached)")} AS draft_acceptance_rate,
-    {_rate("sum(p.num_accepted)", "t.num_spec_steps")} AS survival_rate
-FROM ({_COUNTED}
-) AS p
-JOIN jobs AS j ON j.id = p.job_id
-JOIN (SELECT job_id, sum(num_spec_steps) AS num_spec_steps FROM acceptance GROUP BY job_id) AS t ON t.job_id = p.job_id
-GROUP BY j.id, j.name, p.position, t.num_spec_steps""",
-    "acceptance_by_length": f"""
-SELECT j.id AS job_id, j.name AS job_name, h.accepted_length AS accepted_length, h.num_spec_steps AS num_spec_steps,
-    {_rate("h.num_spec_steps", "sum(h.num_spec_steps) OVER (PARTITION BY h.job_id)")} AS share_of_steps
+SELECT p.job_id, p.job_name, p.position + 1 AS position, t.num_spec_steps, p.num_reached, p.num_accepted,
+    {_rate("p.num_accepted", "p.num_reached")} AS draft_acceptance_rate,
+    {_rate("p.num_accepted", "t.num_spec_steps")} AS survival_rate
 FROM (
-    SELECT a.job_id, {{position}} AS accepted_length, CAST(sum({{item}}) AS BIGINT) AS num_spec_steps
-    FROM acceptance AS a CROSS JOIN {{histogram}}
-    GROUP BY a.job_id, {{position}}
-) AS h
-JOIN jobs AS j ON j.id = h.job_id""",
+    SELECT j.id AS job_id, j.name AS job_name, {{position}} AS position,
+        CAST(sum({{item}}) AS BIGINT) AS num_reached, CAST(sum({{accepted_item}}) AS BIGINT) AS num_accepted
+    FROM {_OF_JOB} CROSS JOIN {{reached}}
+    GROUP BY j.id, j.name, {{position}}
+) AS p
+JOIN (
+    SELECT j.id AS job_id, j.name AS job_name, sum(a.num_spec_steps) AS num_spec_steps
+    FROM {_OF_JOB}
+    GROUP BY j.id, j.name
+) AS t ON t.job_id = p.job_id AND t.job_name = p.job_name""",
+    "acceptance_by_length": f"""
+SELECT h.job_id, h.job_name, h.accepted_length, h.num_spec_steps,
+    {_rate("h.num_spec_steps", "sum(h.num_spec_steps) OVER (PARTITION BY h.job_id, h.job_name)")} AS share_of_steps
+FROM (
+    SELECT j.id AS job_id, j.name AS job_name, {{position}} AS accepted_length,
+        CAST(sum({{item}}) AS BIGINT) AS num_spec_steps
+    FROM {_OF_JOB} CROSS JOIN {{histogram}}
+    GROUP BY j.id, j.name, {{position}}
+) AS h""",
     "throughput": f"""
 SELECT q.job_id, q.job_name, q.num_results, q.num_output_tokens, q.elapsed_seconds,
     {_rate("q.num_results", "q.elapsed_seconds")} AS results_per_second,
@@ -153,7 +154,6 @@ def create(connection: sa.Connection) -> None:
     positions = words.pop("positions")
     words |= {
         "reached": positions.format(array="reached_per_position"),
-        "accepted": positions.format(array="accepted_per_position"),
         "histogram": positions.format(array="acceptance_histogram"),
     }
     for name, select in _VIEWS.items():
