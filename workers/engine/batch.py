@@ -24,7 +24,8 @@ MIN_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one sequence feeds into a pass: tokens[start:end], then nodes[first_node:] of its tree.
+    """What one sequence feeds into a pass: tokens[start:end], then nodes[first_node:] of its tree. Into a cache with a
+    shift it feeds tokens[start + shift:end + shift].
 
     Nodes before `first_node` are in the cache already. With `end` short of the sequence the pass is a prompt chunk,
     and the tree is empty.
@@ -74,6 +75,7 @@ class _Packer:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self._block_size = cache.block_size
+        self._shift = cache.shift
         self._ids: list[int] = []
         self._positions: list[int] = []
         self._slots: list[int] = []
@@ -100,7 +102,7 @@ class _Packer:
         count = feed.end - feed.start
         size = self._block_size
         positions = range(feed.start, feed.end)
-        self._ids.extend(feed.seq.tokens[feed.start : feed.end])
+        self._ids.extend(feed.seq.tokens[feed.start + self._shift : feed.end + self._shift])
         self._positions.extend(positions)
         self._slots.extend(table[p // size] * size + p % size for p in positions)
         self._sequence.extend([index] * count)
@@ -108,7 +110,7 @@ class _Packer:
         self._tail_indptr.extend([len(self._tail)] * count)
 
     def _add_nodes(self, feed: Feed, table: list[int], index: int) -> None:
-        size, length = self._block_size, len(feed.seq)
+        size, length = self._block_size, len(feed.seq) - self._shift
         first = length
         depths: list[int] = []
         # Node i sits at position first + i. While a path's nodes sit where a chain's would, the table alone finds them.

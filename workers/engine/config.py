@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from workers.engine.errors import InvalidConfig
-from workers.engine.tree_shape import TreeShape
+from workers.engine.tree_shape import RankPath, TreeShape
 
-METHODS = ("none", "ngram", "suffix", "draft_model")
-VERIFY_RULES = ("exact",)
+METHODS = ("none", "ngram", "suffix", "draft_model", "medusa", "eagle")
+DRAFTERS = ("draft_model", "medusa", "eagle")
+"""Methods that load a draft, score tokens with it and can grow trees."""
+VERIFY_RULES = ("exact", "rejection", "block", "typical")
+_FIXED_DRAFTS = ("none", "ngram", "suffix")
+"""Methods that look their drafts up: nothing is drawn, so there is no distribution to weigh."""
 DTYPES = ("auto", "float32", "bfloat16")
 ATTENTION_BACKENDS = ("auto", "numba", "sdpa", "reference")
 POLICIES = ("fixed", "threshold")
+MAX_TREE_WIDTH, MAX_TREE_NODES = 16, 256
+DYNAMIC_WIDTH, DYNAMIC_NODES = 4, 16
+"""Tree of medusa and eagle where none is set. EAGLE-2 takes 10 and 60 at batch size 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +31,17 @@ class SpeculationConfig:
     row_methods: tuple[str, ...] = ()
     """Further methods that single requests may ask for; they share the options below."""
     draft: str | None = None
-    """draft_model: directory, hub id, GGUF file or alias; "target" shares the target's weights."""
+    """draft_model: directory, hub id, GGUF file or alias; "target" shares the target's weights.
+    medusa, eagle: directory or hub id of the heads, or of the draft layer."""
     max_draft_tokens: int = 4
     """Depth of the draft: tokens along one path."""
-    tree_width: int = 1
-    """Candidates per level; 1 is a chain."""
+    tree_width: int | None = None
+    """Candidates per level; 1 is a chain. None: a chain with draft_model; with medusa the tree that was calibrated for
+    its heads, if there is one; otherwise a dynamic tree."""
+    tree_nodes: int | None = None
+    """Dynamic tree (EAGLE-2): the best tree_width nodes of each level are expanded, the best tree_nodes proposed."""
+    tree_paths: tuple[RankPath, ...] = ()
+    """Fixed tree: (0, 2) is the third-best child of the best child. The parent of every path is a path too."""
     policy: str = "threshold"
     """fixed: always max_draft_tokens; threshold: lengthen and shorten by the recent acceptance rate, 0 included."""
     raise_above: float = 0.8
@@ -43,6 +58,11 @@ class SpeculationConfig:
     suffix_memory_tokens: int = 500_000
     """Finished output that is remembered for each job, tokens."""
     verify: str = "exact"
+    """Which drafted tokens stand (docs/verification.md). exact: the coupled rule, same tokens as without speculation;
+    rejection, block: same distribution; typical: Medusa's, which changes the distribution."""
+    typical_epsilon: float = 0.09
+    """typical: a token passes above min(epsilon, delta * e^-entropy)."""
+    typical_delta: float = 0.3
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -50,8 +70,32 @@ class SpeculationConfig:
         return tuple(dict.fromkeys((self.method, *self.row_methods)))
 
     @property
+    def has_tree(self) -> bool:
+        """Whether the shape of the drafts is set here, and not left to the method."""
+        return self.tree_width is not None or self.tree_nodes is not None or bool(self.tree_paths)
+
+    @property
     def tree_shape(self) -> TreeShape:
-        return TreeShape(self.tree_width)
+        if self.tree_paths:
+            return TreeShape(paths=self.tree_paths)
+        if self.tree_nodes is not None:
+            return TreeShape(self.tree_width or DYNAMIC_WIDTH, self.tree_nodes)
+        if self.tree_width is None and not self.draws_apart and {"medusa", "eagle"} & set(self.methods):
+            return TreeShape(DYNAMIC_WIDTH, DYNAMIC_NODES)
+        width = self.tree_width or 1
+        if self.verify == "rejection" and width > 1:
+            # A beam drops drawn candidates by how they were drawn, which biases the output: take fixed ranks instead.
+            return TreeShape.comb(width, self.max_draft_tokens)
+        return TreeShape(width)
+
+    @property
+    def draws_apart(self) -> bool:
+        """Whether the draft has to be drawn with noise of its own, keeping what it was drawn from."""
+        return self.verify in ("rejection", "block")
+
+    def label(self, method: str) -> str:
+        """How completions name a method: with the rule, unless that is exact."""
+        return method if self.verify == "exact" else f"{method}/{self.verify}"
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)
@@ -60,26 +104,80 @@ class SpeculationConfig:
         object.__setattr__(self, "row_methods", tuple(self.row_methods))
         for method in self.row_methods:
             _one_of("row_methods", method, METHODS)
-        if "draft_model" in self.methods and not self.draft:
-            raise InvalidConfig("method draft_model needs a draft model: set draft")
-        if self.draft and "draft_model" not in self.methods:
-            raise InvalidConfig(f"draft is set, but method is {self.method}: only draft_model takes a draft")
+        self._check_draft()
         if not 1 <= self.max_draft_tokens <= 32:
             raise InvalidConfig(f"max_draft_tokens must be 1 to 32, got {self.max_draft_tokens}")
-        if not 1 <= self.tree_width <= 8:
-            raise InvalidConfig(f"tree_width must be 1 to 8, got {self.tree_width}")
-        if self.tree_width > 1 and "draft_model" not in self.methods:
-            raise InvalidConfig(f"tree_width > 1 needs method draft_model, not {self.method}")
+        self._check_tree()
         if not 1 <= self.ngram_min <= self.ngram_max:
             raise InvalidConfig(f"ngram_min must be 1 to ngram_max, got {self.ngram_min} and {self.ngram_max}")
         if self.suffix_depth < 2 or self.suffix_factor <= 0 or self.suffix_memory_tokens < 1:
             raise InvalidConfig("suffix_depth must be at least 2, suffix_factor and suffix_memory_tokens positive")
         if not 0.0 <= self.suffix_min_probability <= 1.0:
             raise InvalidConfig(f"suffix_min_probability must be 0 to 1, got {self.suffix_min_probability}")
+        self._check_verify()
         if not 0.0 <= self.lower_below <= self.raise_above <= 1.0:
             raise InvalidConfig(
                 f"0 <= lower_below <= raise_above <= 1 is needed, got {self.lower_below} and {self.raise_above}"
             )
+
+    def _check_draft(self) -> None:
+        drafters = [method for method in self.methods if method in DRAFTERS]
+        if len(drafters) > 1:
+            raise InvalidConfig(f"methods {' and '.join(drafters)} would share one draft: choose one of them")
+        if drafters and not self.draft:
+            raise InvalidConfig(f"method {drafters[0]} needs a draft: set draft to its directory")
+        if self.draft and not drafters:
+            raise InvalidConfig(f"draft is set, but method is {self.method}: only {', '.join(DRAFTERS)} take a draft")
+
+    def _check_tree(self) -> None:
+        object.__setattr__(self, "tree_paths", _rank_paths(self.tree_paths))
+        if self.tree_width is not None and not 1 <= self.tree_width <= MAX_TREE_WIDTH:
+            raise InvalidConfig(f"tree_width must be 1 to {MAX_TREE_WIDTH}, got {self.tree_width}")
+        if self.tree_nodes is not None and not 1 <= self.tree_nodes <= MAX_TREE_NODES:
+            raise InvalidConfig(f"tree_nodes must be 1 to {MAX_TREE_NODES}, got {self.tree_nodes}")
+        if self.tree_nodes is not None and self.tree_width == 1:
+            raise InvalidConfig("tree_nodes has no effect on a chain: set tree_width to more than 1, or drop it")
+        if self.tree_paths:
+            self._check_paths(self.tree_paths)
+        is_tree = (self.tree_width or 1) > 1 or self.tree_nodes is not None or self.tree_paths
+        if is_tree and not set(DRAFTERS) & set(self.methods):
+            raise InvalidConfig(f"drafts of method {self.method} are chains: trees need one of {', '.join(DRAFTERS)}")
+
+    def _check_paths(self, paths: tuple[RankPath, ...]) -> None:
+        if self.tree_width is not None or self.tree_nodes is not None:
+            raise InvalidConfig("tree_paths fixes the tree: drop tree_width and tree_nodes")
+        if len(paths) > MAX_TREE_NODES or max(map(max, filter(None, paths)), default=0) >= MAX_TREE_WIDTH:
+            raise InvalidConfig(f"tree_paths holds at most {MAX_TREE_NODES} paths with ranks below {MAX_TREE_WIDTH}")
+        if max(map(len, paths)) > self.max_draft_tokens:
+            raise InvalidConfig(
+                f"tree_paths is {max(map(len, paths))} tokens deep, but max_draft_tokens is {self.max_draft_tokens}"
+            )
+        try:
+            TreeShape(paths=paths)
+        except ValueError as error:
+            raise InvalidConfig(f"tree_paths: {error}") from error
+
+    def _check_verify(self) -> None:
+        """Refuse rules that do not fit the method, with the reason."""
+        if self.verify != "exact" and self.methods == ("none",):
+            raise InvalidConfig(f"verify is {self.verify}, but method none drafts nothing to verify: choose a method")
+        if self.draws_apart and self.tree_nodes is not None:
+            raise InvalidConfig(
+                f"verify {self.verify} cannot take a dynamic tree, which drops candidates by how they were drawn: "
+                "drop tree_nodes, or set tree_paths"
+            )
+        if self.verify == "block":
+            if (self.tree_width or 1) > 1 or self.tree_paths:
+                raise InvalidConfig("verify block takes chains, not trees: set tree_width to 1, or verify to rejection")
+            for method in self.methods:
+                if method in _FIXED_DRAFTS and method != "none":
+                    raise InvalidConfig(
+                        f"verify block gains nothing with method {method}, whose drafts are looked up, not drawn: "
+                        "rejection and exact accept the same tokens for less work"
+                    )
+        for name in ("typical_epsilon", "typical_delta"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise InvalidConfig(f"{name} must be > 0 and <= 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +220,13 @@ class EngineConfig:
             raise InvalidConfig(f"kv_blocks must be at least 1, got {self.kv_blocks}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise InvalidConfig(f"max_model_len must be at least 2, got {self.max_model_len}")
+
+
+def _rank_paths(paths: Iterable[Iterable[int]]) -> tuple[RankPath, ...]:
+    try:
+        return tuple(tuple(operator.index(rank) for rank in path) for path in paths)
+    except TypeError as error:
+        raise InvalidConfig(f"tree_paths must be a list of lists of ranks ({error})") from error
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

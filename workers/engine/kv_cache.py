@@ -55,8 +55,13 @@ class CacheShape:
 class KVCache:
     """Block pool and tables of one model. Target and draft model have one each."""
 
-    def __init__(self, shape: CacheShape, num_blocks: int, block_size: int, *, prefix_reuse: bool = True) -> None:
+    def __init__(
+        self, shape: CacheShape, num_blocks: int, block_size: int, *, prefix_reuse: bool = True, shift: int = 0
+    ) -> None:
         self.shape = shape
+        self.shift = shift
+        """Entry i is computed from the tokens up to i + shift: 0, or 1 for drafters that pair the feature of a token
+        with the token after it. Positions and counts in this class are those of entries."""
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._prefix_reuse = prefix_reuse
@@ -115,7 +120,7 @@ class KVCache:
         cached = self._tables[seq] = CachedSequence()
         if not self._prefix_reuse:
             return 0
-        limit = (len(seq) - 1) // self.block_size
+        limit = max(0, len(seq) - 1 - self.shift) // self.block_size
         for index in range(limit):
             digest = self._digest(cached.prefix_digest, seq, index)
             block = self._block_of_digest.get(digest)
@@ -150,7 +155,7 @@ class KVCache:
         return self._tables[seq].blocks[position // self.block_size] * self.block_size + position % self.block_size
 
     def announce(self, seq: Sequence, end: int) -> None:
-        """Tell the prefix index that the coming pass computes seq.tokens[:end], all of them verified.
+        """Tell the prefix index that the coming pass computes the entries up to `end`, all of verified tokens.
 
         Sequences admitted to that same pass may share these blocks already: a pass writes the keys and values of all
         its rows before any of them is read.
@@ -227,7 +232,7 @@ class KVCache:
     def _digest(self, previous: bytes, seq: Sequence, index: int) -> bytes:
         """Names a block by all tokens up to its end. 128 bits: a collision would change tokens."""
         start = index * self.block_size
-        tokens = array("q", seq.tokens[start : start + self.block_size]).tobytes()
+        tokens = array("q", seq.tokens[start : start + self.block_size + self.shift]).tobytes()
         return blake2b(previous + tokens, digest_size=16).digest()
 
     def _hold(self, block: int) -> None:

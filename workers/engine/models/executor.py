@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -22,7 +22,8 @@ class Executor(Protocol):
     """Runs a model over packed rows.
 
     The contract: the logits of a row depend on that row's tokens and the keys that `Batch.rows` lists, and on nothing
-    else in the batch; keys and values of every row are written to `Batch.slots` before they are read.
+    else in the batch; keys and values of every row are written to `Batch.slots` before they are read. The hidden states
+    of every row are written there too, for the layers that `KVCache.hidden` lists.
     """
 
     @property
@@ -35,6 +36,19 @@ class Executor(Protocol):
     @property
     def max_model_len(self) -> int: ...
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput: ...
+
+
+@runtime_checkable
+class Vocabulary(Protocol):
+    """An executor that lends its two matrices over the vocabulary, to drafters that have none of their own."""
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[T] -> [T, N], rows of the embedding table."""
+        ...
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, N] states after the final norm -> [R, V] logits."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from workers.engine.attention.backend import write_hidden
 from workers.engine.batch import Batch
 from workers.engine.errors import InvalidConfig
 from workers.engine.kv_cache import CacheShape, KVCache
@@ -23,6 +24,8 @@ from workers.engine.models.executor import LoadedModel, ModelOutput
 from workers.engine.tokenizer import ByteTokenizer
 
 PREFIX = "scripted:"
+HIDDEN = 8
+"""Width of its hidden states: six bits of the state each, other ones for every layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class ScriptedExecutor:
             raise InvalidConfig(f"scripted model: vocab must be at least 257, got {script.vocab}")
         self.script = script
         # float64 holds the 52-bit hashes exactly.
-        self.cache_shape = CacheShape(1, 1, max(1, script.order), torch.float64, torch.device("cpu"))
+        self.cache_shape = CacheShape(1, 1, max(1, script.order), torch.float64, torch.device("cpu"), HIDDEN)
         self.vocab_size = script.vocab
         self.max_model_len = script.max_len
         rng = np.random.default_rng(script.seed)
@@ -81,6 +84,8 @@ class ScriptedExecutor:
             time.sleep(self.script.delay_ms / 1000)
         self._obey_markers(batch)
         states = self._advance(batch, cache)
+        for layer in cache.hidden:
+            write_hidden(torch.from_numpy(_hidden(states, layer)), layer, batch, cache)
         return ModelOutput(torch.from_numpy(self._logits(states[batch.logits_rows.numpy()])))
 
     def _advance(self, batch: Batch, cache: KVCache) -> NDArray[np.uint64]:
@@ -130,6 +135,14 @@ class ScriptedExecutor:
             os._exit(139)
         if self.script.fail_on and self.script.fail_on in fed:
             raise RuntimeError(f"scripted failure: the batch holds {self.script.fail_on!r}")
+
+
+def _hidden(states: NDArray[np.uint64], layer: int) -> NDArray[np.float64]:
+    """[T] hashes -> [T, HIDDEN] in [-1, 1): a feature from a wrong slot is a wrong feature."""
+    with np.errstate(over="ignore"):
+        mixed = states * np.uint64(2 * layer + 0x9E3779B97F4A7C15)
+    bits = (mixed[:, None] >> (np.uint64(6) * np.arange(HIDDEN, dtype=np.uint64))) & np.uint64(63)
+    return bits.astype(np.float64) / 32 - 1
 
 
 def _mix(state: int, token: int, seed: int) -> int:

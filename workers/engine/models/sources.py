@@ -47,10 +47,14 @@ class Source:
 
     def fetch_weights(self) -> None:
         """Download what is missing of a hub model; raises `ModelNotFound` when that fails or nothing has weights."""
-        if self.hub_id:
-            _download(self.hub_id, ["*.safetensors", *SMALL_FILES])
+        self.fetch(["*.safetensors"])
         if not self.is_gguf and not any(self.path.glob("*.safetensors")):
             raise ModelNotFound(f"{self.name}: no .safetensors file in {self.path}")
+
+    def fetch(self, patterns: list[str]) -> None:
+        """Download more files of a hub model; raises `ModelNotFound` when that fails."""
+        if self.hub_id:
+            _download(self.hub_id, [*patterns, *SMALL_FILES])
 
     def content_hash(self) -> str:
         """Hash of names, sizes, headers and sampled bytes of the weights: cheap, and the same wherever they lie."""

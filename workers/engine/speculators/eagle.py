@@ -1,0 +1,163 @@
+"""EAGLE: a draft layer that reads the target's features. Dynamic trees (EAGLE-2), beams and chains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from workers.engine.attention.backend import load_attention, resolve_attention
+from workers.engine.batch import Batch, Feed
+from workers.engine.kv_cache import KVCache
+from workers.engine.sequence import Sequence
+from workers.engine.speculators.drawing import DraftNoise, draft_noise_of
+from workers.engine.speculators.eagle_checkpoint import open_eagle
+from workers.engine.speculators.eagle_model import EagleModel, build_eagle
+from workers.engine.speculators.features import require_features
+from workers.engine.speculators.growth import TreeGrowth, extend_all
+from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.tree import EMPTY, DraftTree
+from workers.engine.tree_shape import TreeShape
+from workers.engine.verifier import Verdict
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class EagleSpeculator:
+    """Keeps a draft KV cache whose committed entries come from features of the target alone.
+
+    With n tokens verified, entries [0, n - 1) can be made; after a proposal all of them are there. Entries of drafted
+    tokens lie behind them, made of the drafter's own outputs, and are provisional: nothing of them is ever kept.
+    """
+
+    name = "eagle"
+
+    def __init__(
+        self,
+        model: EagleModel,
+        cache: KVCache,
+        target_cache: KVCache,
+        *,
+        shape: TreeShape,
+        max_step_tokens: int,
+        noise: DraftNoise = DraftNoise.COUPLED,
+    ) -> None:
+        self.cache = cache
+        self.model = model
+        self.hidden_layers = model.config.feature_layers
+        self._target_cache = target_cache
+        self._shape = shape
+        self._max_step_tokens = max_step_tokens
+        self._noise = noise
+        self._ready: set[Sequence] = set()
+        """Sequences which emitted since they were admitted: the target has been through all of their tokens but one."""
+
+    @classmethod
+    def create(cls, context: SpeculatorContext) -> EagleSpeculator:
+        config, target = context.config, context.target.executor
+        speculation, shape = config.speculation, context.cache.shape
+        assert speculation.draft is not None
+        require_features(context, "eagle")
+        eagle, tensors = open_eagle(speculation.draft, shape, target.vocab_size)
+        dtype = shape.dtype if shape.dtype in _DTYPES else torch.float32
+        attention = load_attention(resolve_attention(config.attention, shape.device, dtype))
+        model = build_eagle(eagle, tensors, target, attention, torch.empty(0, dtype=dtype, device=shape.device))
+        cache = KVCache(
+            model.cache_shape, context.cache.num_blocks, config.block_size, prefix_reuse=config.prefix_reuse, shift=1
+        )
+        return cls(
+            model,
+            cache,
+            context.cache,
+            shape=speculation.tree_shape,
+            max_step_tokens=config.max_step_tokens,
+            noise=draft_noise_of(speculation),
+        )
+
+    def max_nodes(self, length: int) -> int:
+        return self._shape.max_nodes(length)
+
+    @torch.inference_mode()
+    def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
+        vocab = self.model.config.target_vocab
+        growths = {
+            seq: TreeGrowth(seq, length, self._shape, vocab, self._noise)
+            for seq, length in zip(seqs, lengths, strict=True)
+            if length > 0 and seq in self._ready and self._reserve(seq, length)
+        }
+        if growths:
+            self._grow(list(growths.values()))
+        return [growths[seq].tree() if seq in growths else EMPTY for seq in seqs]
+
+    def _reserve(self, seq: Sequence, length: int) -> bool:
+        if not self.cache.holds(seq):
+            self.cache.open(seq)
+        return self.cache.reserve(seq, len(seq) - 1 + self._shape.max_expanded(length))
+
+    def _grow(self, growths: Seq[TreeGrowth]) -> None:
+        outputs = self._catch_up([growth.seq for growth in growths])
+        # Where in `outputs` those of the root and of each expanded node are.
+        rows = {growth.seq: [row] for row, growth in enumerate(growths)}
+        extend_all(growths, self.model.logits(outputs))
+        while growing := [growth for growth in growths if growth.growing]:
+            new = self._run_frontiers(growing, rows, outputs)
+            end = len(outputs)
+            for growth in growing:
+                start, end = end, end + len(growth.frontier_paths())
+                rows[growth.seq].extend(range(start, end))
+            outputs = torch.cat([outputs, new])
+            extend_all(growing, self.model.logits(new))
+
+    def _run_frontiers(
+        self, growing: Seq[TreeGrowth], rows: dict[Sequence, list[int]], outputs: torch.Tensor
+    ) -> torch.Tensor:
+        """One pass over the newest nodes of all trees, each with its parent's output as feature."""
+        feeds: list[Feed] = []
+        parents: list[int] = []
+        for growth in growing:
+            seq, tree, first = growth.seq, growth.expanded_tree(), growth.first_of_frontier
+            feeds.append(Feed(seq, len(seq) - 1, len(seq) - 1, tree, first_node=first, logits=False))
+            parents.extend(rows[seq][parent + 1] for parent in tree.parents[first:])
+        return self.model.forward(Batch.pack(feeds, self.cache), outputs[parents], self.cache)
+
+    # ------------------------------------------------------------ catching up
+
+    def _catch_up(self, seqs: Seq[Sequence]) -> torch.Tensor:
+        """Make the entries that the draft's cache lacks; returns the output of each sequence's last one, [B, N]."""
+        missing = {seq: len(seq) - 1 - self.cache.num_cached(seq) for seq in seqs}
+        while sum(missing.values()) > max(self._max_step_tokens, len(seqs)):
+            budget, feeds = self._max_step_tokens, []
+            for seq in seqs:
+                count = min(missing[seq] - 1, budget)
+                if count > 0:
+                    feeds.append(self._feed(seq, count))
+                    missing[seq] -= count
+                    budget -= count
+            self._make_entries(feeds)
+        return self._make_entries([self._feed(seq, missing[seq]) for seq in seqs])
+
+    def _feed(self, seq: Sequence, count: int) -> Feed:
+        start = self.cache.num_cached(seq)
+        self.cache.announce(seq, start + count)
+        return Feed(seq, start, start + count)
+
+    def _make_entries(self, feeds: Seq[Feed]) -> torch.Tensor:
+        batch = Batch.pack(feeds, self.cache)
+        outputs = self.model.forward(batch, self.model.encode(self._features(feeds)), self.cache)
+        for feed in feeds:
+            self.cache.commit(feed.seq, feed.end)
+        return outputs[batch.logits_rows[: len(feeds)]]
+
+    def _features(self, feeds: Seq[Feed]) -> torch.Tensor:
+        """The target's hidden states where these entries need them, layers side by side."""
+        slot = self._target_cache.slot
+        slots = [slot(feed.seq, position) for feed in feeds for position in range(feed.start, feed.end)]
+        index = torch.tensor(slots, device=self._target_cache.shape.device)
+        return torch.cat([self._target_cache.hidden[layer][index] for layer in self.hidden_layers], dim=-1)
+
+    def update(self, verdicts: Seq[Verdict]) -> None:
+        self._ready.update(verdict.seq for verdict in verdicts)
+
+    def release(self, seq: Sequence) -> None:
+        self._ready.discard(seq)
+        self.cache.free(seq)

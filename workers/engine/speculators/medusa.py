@@ -1,0 +1,119 @@
+"""Medusa: heads on the target's last hidden state guess the next tokens independently of each other, in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import torch
+
+from workers.engine.config import SpeculationConfig
+from workers.engine.errors import InvalidConfig
+from workers.engine.kv_cache import FINAL, KVCache
+from workers.engine.sampler import RowContext
+from workers.engine.sequence import Sequence
+from workers.engine.speculators.checkpoint import open_draft
+from workers.engine.speculators.drawing import DraftNoise, draft_noise_of, draw_candidates
+from workers.engine.speculators.features import require_features
+from workers.engine.speculators.growth import TreeGrowth
+from workers.engine.speculators.medusa_heads import MedusaHeads
+from workers.engine.speculators.medusa_tree import read_tree
+from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.tree import EMPTY, DraftTree
+from workers.engine.tree_shape import TreeShape
+from workers.engine.verifier import Verdict
+
+
+class MedusaSpeculator:
+    """Keeps nothing per sequence but the knowledge that its hidden states are there to be read."""
+
+    name = "medusa"
+    hidden_layers = (FINAL,)
+
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        target_cache: KVCache,
+        *,
+        shape: TreeShape,
+        target_vocab: int,
+        noise: DraftNoise = DraftNoise.COUPLED,
+    ) -> None:
+        self._heads = heads
+        self._target_cache = target_cache
+        self._shape = shape
+        self._target_vocab = target_vocab
+        self._noise = noise
+        self._ready: set[Sequence] = set()
+        """Sequences which emitted since they were admitted: the target has been through all of their tokens but one."""
+
+    @classmethod
+    def create(cls, context: SpeculatorContext) -> MedusaSpeculator:
+        speculation = context.config.speculation
+        assert speculation.draft is not None
+        shape = context.cache.shape
+        require_features(context, "medusa")
+        vocab = context.target.executor.vocab_size
+        files = open_draft(speculation.draft)
+        heads = MedusaHeads.load(files, shape.hidden_size, vocab, shape.dtype, shape.device)
+        if speculation.max_draft_tokens > len(heads):
+            raise InvalidConfig(
+                f"max_draft_tokens is {speculation.max_draft_tokens}, but {speculation.draft} has {len(heads)} heads, "
+                f"one for each token: set it to {len(heads)} or less"
+            )
+        return cls(
+            heads,
+            context.cache,
+            shape=_shape(speculation, files.path),
+            target_vocab=vocab,
+            noise=draft_noise_of(speculation),
+        )
+
+    def max_nodes(self, length: int) -> int:
+        return self._shape.max_nodes(length)
+
+    @torch.inference_mode()
+    def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
+        growths = {
+            seq: TreeGrowth(seq, length, self._shape, self._target_vocab, self._noise)
+            for seq, length in zip(seqs, lengths, strict=True)
+            if length > 0 and seq in self._ready
+        }
+        row = {seq: index for index, seq in enumerate(growths)}
+        hidden = self._features(list(growths))
+        level = 0
+        while growing := [growth for growth in growths.values() if growth.growing]:
+            logits = self._heads.logits(level, hidden[[row[growth.seq] for growth in growing]])
+            self._extend(growing, logits)
+            level += 1
+        return [growths[seq].tree() if seq in growths else EMPTY for seq in seqs]
+
+    def _features(self, seqs: Seq[Sequence]) -> torch.Tensor:
+        """[B, N]: what the target knew when it drew the last token."""
+        slots = [self._target_cache.slot(seq, len(seq) - 2) for seq in seqs]
+        return self._target_cache.hidden[FINAL][slots]
+
+    def _extend(self, growing: Seq[TreeGrowth], logits: torch.Tensor) -> None:
+        """Add a level to every tree. A head knows nothing of the path above, so one row serves all nodes of a level."""
+        paths = [growth.frontier_paths() for growth in growing]
+        contexts = [RowContext(growth.seq, frontier[0]) for growth, frontier in zip(growing, paths, strict=True)]
+        count = max(growth.num_children for growth in growing)
+        drawn = draw_candidates(logits, contexts, count, self._target_vocab, self._noise)
+        for index, (growth, frontier) in enumerate(zip(growing, paths, strict=True)):
+            width = len(frontier)
+            growth.extend(
+                [drawn.tokens[index]] * width, [drawn.scores[index]] * width, [drawn.proposals[index]] * width
+            )
+
+    def update(self, verdicts: Seq[Verdict]) -> None:
+        self._ready.update(verdict.seq for verdict in verdicts)
+
+    def release(self, seq: Sequence) -> None:
+        self._ready.discard(seq)
+
+
+def _shape(speculation: SpeculationConfig, directory: Path) -> TreeShape:
+    """What the configuration says, else what was calibrated. Rule block takes chains alone."""
+    if speculation.has_tree or speculation.verify == "block":
+        return speculation.tree_shape
+    return read_tree(directory) or speculation.tree_shape

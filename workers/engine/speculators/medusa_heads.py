@@ -1,0 +1,104 @@
+"""Medusa's heads (Cai et al. 2024, arXiv 2401.10774) and their published checkpoint layout.
+
+Head k reads the target's last hidden state h, after the final norm, and guesses the token k places after the one that
+the target's own head predicts: n residual blocks h + SiLU(W h + b), then a matrix onto the vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import silu
+
+from workers.engine.errors import UnsupportedModel
+from workers.engine.models.linear import Linear, pack
+from workers.engine.speculators.checkpoint import DraftFiles, Tensors
+
+WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHead:
+    blocks: tuple[Linear, ...]
+    output: Linear
+
+
+class MedusaHeads:
+    """The heads, ready to run."""
+
+    def __init__(self, heads: list[MedusaHead], name: str) -> None:
+        self.name = name
+        self._heads = heads
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    @classmethod
+    def load(
+        cls, files: DraftFiles, hidden_size: int, vocab_size: int, dtype: torch.dtype, device: torch.device
+    ) -> MedusaHeads:
+        """Read a checkpoint. Raises `UnsupportedModel`, naming the tensor, where it does not fit the target."""
+        tensors = files.tensors(WEIGHTS)
+        num_heads, num_blocks = _counts(files, tensors)
+        heads = [_head(tensors, head, num_blocks, hidden_size, vocab_size, dtype, device) for head in range(num_heads)]
+        tensors.finish()
+        return cls(heads, files.name)
+
+    @torch.inference_mode()
+    def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, N] -> [B, V]."""
+        for block in self._heads[head].blocks:
+            hidden = hidden + silu(block(hidden))
+        return self._heads[head].output(hidden)
+
+
+def _counts(files: DraftFiles, tensors: Tensors) -> tuple[int, int]:
+    """Heads, and blocks of each. Published configs name fewer heads than there are: the weights have the last word."""
+    try:
+        num_heads, num_blocks = int(files.config["medusa_num_heads"]), int(files.config["medusa_num_layers"])
+    except KeyError as error:
+        raise UnsupportedModel(f"{files.name}/config.json: {error.args[0]} is missing") from error
+    found = {int(key.split(".")[0]) for key in tensors.keys if key.split(".")[0].isdigit()}
+    return max(num_heads, len(found)), num_blocks
+
+
+def _head(
+    tensors: Tensors, head: int, num_blocks: int, hidden: int, vocab: int, dtype: torch.dtype, device: torch.device
+) -> MedusaHead:
+    def ready(key: str, *shape: int) -> torch.Tensor:
+        return tensors.take(key, *shape).to(device, dtype)
+
+    blocks = tuple(
+        pack([ready(f"{head}.{block}.linear.weight", hidden, hidden)], [ready(f"{head}.{block}.linear.bias", hidden)])
+        for block in range(num_blocks)
+    )
+    return MedusaHead(blocks, pack([ready(f"{head}.{num_blocks}.weight", vocab, hidden)]))
+
+
+def untrained_heads(lm_head: torch.Tensor, num_heads: int, num_blocks: int = 1) -> dict[str, torch.Tensor]:
+    """Where training starts: every head is the target's own, [V, N], behind blocks that do nothing."""
+    hidden = lm_head.shape[1]
+    tensors = {}
+    for head in range(num_heads):
+        for block in range(num_blocks):
+            tensors[f"{head}.{block}.linear.weight"] = lm_head.new_zeros(hidden, hidden)
+            tensors[f"{head}.{block}.linear.bias"] = lm_head.new_zeros(hidden)
+        tensors[f"{head}.{num_blocks}.weight"] = lm_head.detach().clone()
+    return tensors
+
+
+def save_heads(directory: Path, tensors: Mapping[str, torch.Tensor], *, num_blocks: int, base_model: str) -> None:
+    """Write heads in the published layout. `tensors` are named as in `untrained_heads`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {
+        "medusa_num_heads": len({key.split(".")[0] for key in tensors}),
+        "medusa_num_layers": num_blocks,
+        "base_model_name_or_path": base_model,
+    }
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, directory / WEIGHTS[0])
