@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -62,7 +64,7 @@ class Database:
 
     A function given to `read` or `write` takes the connection first and may be called more than once: after a lost
     connection, a deadlock or a busy database it is retried until `patience` seconds are over. Nothing of a failed
-    transaction stays.
+    transaction stays. When patience is over they raise `StoreUnavailable`.
     """
 
     def __init__(self, url: str, *, patience: float) -> None:
@@ -70,6 +72,8 @@ class Database:
         self.patience = patience
         self.engine = _create_engine(self.url)
         self._writing = self.engine.execution_options(nightdraft_write=True)
+        # SQLite lets waiting writers poll, and does not queue them; the threads of this process can queue.
+        self._turn: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
 
     @property
     def is_sqlite(self) -> bool:
@@ -104,13 +108,16 @@ class Database:
     ) -> T:
         give_up = time.monotonic() + patience
         delay = 0.05
+        turn = self._turn if engine is self._writing else nullcontext()
         while True:
             try:
-                with engine.begin() as connection:
+                with turn, engine.begin() as connection:
                     return work(connection, *args, **kwargs)
             except (DBAPIError, psycopg.Error, sqlite3.Error) as error:
-                if not _is_transient(error) or time.monotonic() + delay > give_up:
+                if not _is_transient(error):
                     raise
+                if time.monotonic() + delay > give_up:
+                    raise StoreUnavailable(f"the store {shown(self.url)} does not answer: {_cause(error)}") from error
                 log.warning("the store is not answering, trying again in %.2f s: %s", delay, error)
             time.sleep(delay)
             delay = min(2 * delay, 2.0)
@@ -134,6 +141,10 @@ def _utc_time() -> Any:
     from storage.tables import UtcTime
 
     return UtcTime()
+
+
+def _cause(error: Exception) -> object:
+    return error.orig if isinstance(error, DBAPIError) else error
 
 
 def _is_transient(error: Exception) -> bool:

@@ -1,7 +1,8 @@
 """The store: every statement that the other packages may make, on SQLite or PostgreSQL, safe to call from threads.
 
 Synchronous: async code calls it through `anyio.to_thread.run_sync`. Every method is one short transaction. After a lost
-connection, a deadlock or a busy database a method tries again until `patience` seconds are over.
+connection, a deadlock or a busy database a method tries again until `patience` seconds are over, and then raises
+`StoreUnavailable`.
 """
 
 from __future__ import annotations

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import sqlite3
 import threading
+from contextlib import closing
+from pathlib import Path
 
 import psycopg
 import pytest
 
-from storage.errors import LeaseLost
+from storage.errors import LeaseLost, StoreUnavailable
 from storage.records import ChunkState, JobState
 from storage.store import Store
 from tests.storage.helpers import LEASE, add_job, answer, claim, pairs
@@ -117,6 +120,25 @@ def test_a_lost_connection_is_replaced(postgres_url: str) -> None:
                 )
             assert store.write_results(chunk.id, chunk.epoch, [answer(*pair)]) == 1
         assert store.progress(job.id).num_ok == 4
+
+
+def test_a_store_that_stays_away_is_named() -> None:
+    with Store("postgresql://someone:secret@127.0.0.1:1/nothing", patience=0.2) as store:
+        with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1/nothing does not answer") as caught:
+            store.list_jobs()
+        assert "secret" not in str(caught.value)
+
+
+def test_a_busy_file_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with Store.open(f"sqlite:///{path}") as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        waiting = threading.Thread(target=add_job, args=(store,))
+        waiting.start()
+        assert store.list_jobs() == []
+        other.execute("COMMIT")
+        waiting.join()
+        assert len(store.list_jobs()) == 1
 
 
 def _work_all(url: str, job_id: str, worker: str) -> list[int]:
