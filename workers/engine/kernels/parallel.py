@@ -4,8 +4,8 @@ After a matrix product torch's OpenMP workers spin for a while, waiting for the 
 plain threads) has to fight them for the cores; a team of the same pool starts within a microsecond or two. So a kernel
 here is one C function which every thread of a team runs, and the threads share its tasks through an atomic counter.
 
-numba caches a compiled kernel by the time stamp of the kernel's own file only: after an edit to a function inlined from
-another file, delete __pycache__/*.nb?.
+numba knows a cached kernel by its own file's time stamp, though code of other files is inlined into it. So the cache
+lies in a folder named after the contents of every kernel file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -25,6 +26,8 @@ import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
+
+from workers.engine.cache_directory import cache_directory
 
 F = TypeVar("F", bound=Callable[..., Any])
 Launch = Callable[[int, Any, int], None]
@@ -103,9 +106,32 @@ class Kernel:
             with _compiling:
                 # The object owns the code: a second one must never replace it while a thread runs the first.
                 if self._compiled is None:
-                    decorate = numba.cfunc(types.void(_BLOCK), cache=True, error_model="numpy")
-                    self._compiled = decorate(self._body)
+                    self._compiled = self._compile()
         return self._compiled.address  # type: ignore[no-any-return]
+
+    def _compile(self) -> Any:
+        folder = _cache_folder()
+        # Nothing but the decoration reads the setting; _compiling keeps other kernels out meanwhile.
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder or "")
+        try:
+            return numba.cfunc(types.void(_BLOCK), cache=folder is not None, error_model="numpy")(self._body)
+        finally:
+            numba.config.CACHE_DIR = before
+
+
+@cache
+def _cache_folder() -> Path | None:
+    """Where kernels of exactly this source are cached; None when nothing can be written there."""
+    digest = blake2b(digest_size=8)
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    folder = cache_directory() / "kernels" / digest.hexdigest()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _log.warning("kernels are compiled at every start: cannot write %s (%s); set NIGHTDRAFT_CACHE", folder, error)
+        return None
+    return folder
 
 
 @cache

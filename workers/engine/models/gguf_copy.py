@@ -7,7 +7,6 @@ parameters; the copy loads in one. Delete the directory at any time; it is made 
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import tempfile
 from contextlib import redirect_stderr
@@ -15,18 +14,12 @@ from pathlib import Path
 
 import torch
 
+from workers.engine.cache_directory import cache_directory
 from workers.engine.errors import InvalidConfig
 from workers.engine.models.sources import Source, quiet
 
 VERSION = 1
 """Raise it when the conversion changes."""
-
-
-def cache_directory() -> Path:
-    """$NIGHTDRAFT_CACHE, else nightdraft/ in the user's cache directory."""
-    if chosen := os.environ.get("NIGHTDRAFT_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nightdraft"
 
 
 def converted(source: Source) -> Source:
