@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from storage.encoding import dumps
 from storage.errors import StoreUnavailable
+from storage.tables import UtcTime
 
 log = logging.getLogger(__name__)
 
@@ -126,21 +127,15 @@ class Database:
 def clock(connection: sa.Connection) -> Any:
     """The current time as SQL, by the clock that all users of the store share: the server's, on PostgreSQL."""
     if connection.dialect.name == "sqlite":
-        return sa.literal(datetime.now(UTC), _utc_time())
+        return sa.literal(datetime.now(UTC), UtcTime())
     return sa.func.now()
 
 
 def later(connection: sa.Connection, seconds: float) -> Any:
     """`clock` plus some seconds (or minus, when negative), as SQL."""
     if connection.dialect.name == "sqlite":
-        return sa.literal(datetime.fromtimestamp(time.time() + seconds, UTC), _utc_time())
+        return sa.literal(datetime.fromtimestamp(time.time() + seconds, UTC), UtcTime())
     return sa.func.now() + sa.func.make_interval(0, 0, 0, 0, 0, 0, seconds)
-
-
-def _utc_time() -> Any:
-    from storage.tables import UtcTime
-
-    return UtcTime()
 
 
 def _cause(error: Exception) -> object:
