@@ -97,8 +97,11 @@ class EngineHost:
         return 2 * self.config.max_batch
 
     def snapshot(self) -> EngineSnapshot:
-        """The engine's counters now (`EngineSnapshot`)."""
-        return self.portal.call(self.engine.snapshot)
+        """The engine's counters now. Raises `EngineFailed` when it has ended."""
+        try:
+            return self.portal.call(self.engine.snapshot)
+        except RuntimeError as error:
+            raise EngineFailed(f"the engine's thread has ended: {error}") from error
 
     def session(self) -> Session:
         """A stream of requests in and completions out, for one thread."""

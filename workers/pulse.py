@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from storage.store import Store
 from storage.telemetry import EngineSample
+from workers.engine.errors import EngineStopped
 from workers.errors import EngineFailed
 from workers.host import EngineHost
 from workers.hosts import EngineHosts
@@ -60,8 +61,8 @@ class Pulse:
             return
         try:
             now = host.snapshot()
-        except EngineFailed:
-            return
+        except (EngineFailed, EngineStopped):
+            return  # it is being replaced
         sample = EngineSample(
             worker_id=self._worker_id,
             sampled_at=datetime.now(UTC),
