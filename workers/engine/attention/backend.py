@@ -65,3 +65,9 @@ def write_rows(k: torch.Tensor, v: torch.Tensor, layer: int, batch: Batch, cache
     """Put the rows' keys and values, [T, Hk, D], where `Batch.slots` says."""
     cache.keys[layer].index_copy_(0, batch.slots, k)
     cache.values[layer].index_copy_(0, batch.slots, v)
+
+
+def write_hidden(hidden: torch.Tensor, layer: int, batch: Batch, cache: KVCache) -> None:
+    """Keep the rows' residual stream entering a layer (or FINAL), [T, N], if the cache keeps that layer's."""
+    if layer in cache.hidden:
+        cache.hidden[layer].index_copy_(0, batch.slots, hidden)

@@ -102,7 +102,7 @@ def _widen(number: Any) -> Any:
 @inlined
 def _narrow(number: Any) -> Any:
     """Round to the nearest bfloat16, ties to even; NaN stays NaN."""
-    bits = number.view(np.uint32)
+    bits = np.float32(number).view(np.uint32)
     odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
     rounded = np.uint16(np.uint32(np.uint32(bits + odd) + np.uint32(0x7FFF)) >> np.uint32(16))
     return rounded if number == number else np.uint16(0x7FC0)
@@ -212,7 +212,8 @@ def _rotate(block: Any, word: Any, wide: Any, narrow: Any) -> None:
     cos, sin = carray(pointer(block[ARGUMENTS + 10]), table, word), carray(pointer(block[ARGUMENTS + 11]), table, word)
     q_norm = carray(pointer(block[ARGUMENTS + 13]), (width,), word)
     k_norm = carray(pointer(block[ARGUMENTS + 14]), (width,), word)
-    keys, values = carray(pointer(block[ARGUMENTS + 15]), pool, word), carray(pointer(block[ARGUMENTS + 16]), pool, word)
+    keys = carray(pointer(block[ARGUMENTS + 15]), pool, word)
+    values = carray(pointer(block[ARGUMENTS + 16]), pool, word)
     numbers, squares = np.empty(width, np.float32), np.empty(LANES, np.float32)
     task = claim(block)
     while task < block[TASKS]:

@@ -1,12 +1,13 @@
 """What a model must be like for packed execution, checked by name at load.
 
 `check_config` reads the config alone, before any weights load. `probe` then runs a few tokens through the loaded
-model twice, with transformers' own attention and with ours, and looks at everything the model hands to its attention
-function: a feature that no config field gives away shows there.
+model and looks at everything it hands to its attention function: a feature that no config field gives away shows there.
+`confirm` compares the executor built on it with transformers' own forward pass.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.kv_cache import CacheShape
+from workers.engine.models.executor import Executor
 from workers.engine.models.hf import IMPLEMENTATION
+from workers.engine.models.trial import Trial
 
 PROBE_TOKENS = 8
 HARMLESS = {
@@ -23,7 +26,7 @@ HARMLESS = {
 }  # fmt: skip
 HALF_TOLERANCE = 0.1
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-"""Largest difference between the two passes, relative to the largest logit."""
+"""Norm of the difference of the logits, relative to the norm of the logits."""
 
 
 def context_limit(config: Any, name: str, requested: int | None) -> int:
@@ -53,6 +56,11 @@ def check_config(config: Any, model_class: Any, name: str, max_model_len: int) -
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk is not None and chunk < max_model_len:
         _refuse(name, config, f"attends in chunks of {chunk} tokens: set max_model_len to {chunk} or less")
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") == "longrope" and original and max_model_len > original:
+        reason = f"turns all its rotary angles once a batch holds more than {original} positions"
+        _refuse(name, config, f"{reason}: set max_model_len to {original} or less")
     softcap = getattr(config, "attn_logit_softcapping", None)
     if softcap is not None:
         _refuse(name, config, f"caps its attention logits (softcap {softcap})")
@@ -60,30 +68,47 @@ def check_config(config: Any, model_class: Any, name: str, max_model_len: int) -
         _refuse(name, config, "has multi-head latent attention (MLA)")
 
 
-@torch.inference_mode()
-def probe(model: Any, name: str, max_model_len: int) -> CacheShape:
-    """The cache that the model needs, from a short forward pass. Leaves the model set to our attention.
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a short forward pass of the untouched model showed."""
 
-    Raises `UnsupportedModel` for what packed attention does not honour and for a model whose logits differ under it.
+    shape: CacheShape
+    """The cache that the model needs."""
+    tokens: list[int]
+    expected: torch.Tensor
+    """[tokens, V] float32 logits under transformers' own attention."""
+
+
+@torch.inference_mode()
+def probe(model: Any, name: str, max_model_len: int) -> Probe:
+    """Look at the model in a short forward pass. Leaves it set to our attention.
+
+    Raises `UnsupportedModel` for what packed attention does not honour.
     """
     config = model.config
-    tokens = torch.arange(1, PROBE_TOKENS + 1, device=model.device)[None] % config.vocab_size
+    # Ordinary tokens: a run of special ones drives bfloat16 models into chaos.
+    tokens = torch.arange(1, PROBE_TOKENS + 1, device=model.device)[None] * 7919 % config.vocab_size
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     expected = model(input_ids=tokens, use_cache=False).logits[0].float()
     model.set_attn_implementation(IMPLEMENTATION)
     recorder = _Recorder(name, config, max_model_len)
     positions = torch.arange(PROBE_TOKENS, device=model.device)[None]
-    packed = model(
+    model(
         input_ids=tokens,
         position_ids=positions,
         use_cache=False,
         logits_to_keep=torch.arange(PROBE_TOKENS, device=model.device),
         step=recorder,
     )
-    difference = (packed.logits[0].float() - expected).abs().max() / expected.abs().max()
-    if not difference <= TOLERANCE.get(model.dtype, HALF_TOLERANCE):
-        _refuse(name, config, f"gives other logits with packed attention (relative difference {difference:.1e})")
-    return recorder.shape(model.dtype, model.device)
+    return Probe(recorder.shape(model.dtype, model.device), tokens[0].tolist(), expected)
+
+
+def confirm(executor: Executor, seen: Probe, name: str) -> None:
+    """Raise `UnsupportedModel` if the executor's logits are not those of the untouched model."""
+    logits = Trial(executor).chain(seen.tokens).float()
+    difference = (logits - seen.expected).norm() / seen.expected.norm()
+    if not difference <= TOLERANCE.get(seen.shape.dtype, HALF_TOLERANCE):
+        raise UnsupportedModel(f"{name} gives other logits when packed (relative difference {difference:.1e})")
 
 
 class _Recorder:
@@ -111,7 +136,7 @@ class _Recorder:
         if len(set(self._layers.values())) != 1:
             self._refuse("has layers with different numbers or sizes of key heads")
         heads, width = self._layers[0]
-        return CacheShape(count, heads, width, dtype, device)
+        return CacheShape(count, heads, width, dtype, device, self._config.hidden_size)
 
     def _check(self, module: Any, k: torch.Tensor, v: torch.Tensor, extra: dict[str, Any]) -> None:
         window = extra.pop("sliding_window", None)

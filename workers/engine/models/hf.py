@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
-from workers.engine.attention.backend import AttentionBackend, AttentionPlan, write_rows
+from workers.engine.attention.backend import AttentionBackend, AttentionPlan, write_hidden, write_rows
 from workers.engine.batch import Batch
 from workers.engine.kv_cache import CacheShape, KVCache
 from workers.engine.models.executor import ModelOutput
@@ -83,6 +83,18 @@ class HuggingFaceExecutor:
             position_ids=batch.positions[None],
             use_cache=False,
             logits_to_keep=batch.logits_rows,
+            output_hidden_states=bool(cache.hidden),
             step=step,
         )
+        for layer in cache.hidden:
+            # transformers lists what enters each layer, and last what the final norm gives.
+            write_hidden(out.hidden_states[layer][0], layer, batch, cache)
         return ModelOutput(out.logits[0])
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        table: torch.Tensor = self._model.get_input_embeddings().weight
+        return table[ids]
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model.get_output_embeddings()(hidden)
+        return logits

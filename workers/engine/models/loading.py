@@ -16,10 +16,12 @@ from workers.engine.attention.backend import load_attention, resolve_attention
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.models import scripted
-from workers.engine.models.checks import check_config, context_limit, probe
+from workers.engine.models.checks import check_config, confirm, context_limit, probe
 from workers.engine.models.executor import Executor, LoadedModel
+from workers.engine.models.fused import FusedExecutor, covers
 from workers.engine.models.gguf_copy import converted
 from workers.engine.models.hf import HuggingFaceExecutor
+from workers.engine.models.invariance import self_test
 from workers.engine.models.sources import Source, quiet, resolve
 from workers.engine.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 
@@ -55,7 +57,8 @@ def load_tokenizer(target: str, *, trust_remote_code: bool = False) -> TextToken
     """The tokenizer alone, without weights. Raises `ModelNotFound`."""
     if target.startswith(scripted.PREFIX):
         return ByteTokenizer(scripted.Script.parse(target).vocab)
-    return _load_tokenizer(_local(target), trust_remote_code)[0]
+    source = _local(target)
+    return _load_tokenizer(source, _read(AutoConfig, source, trust_remote_code), trust_remote_code)[0]
 
 
 def _load(target: str, config: EngineConfig, max_model_len: int | None) -> LoadedModel:
@@ -66,7 +69,7 @@ def _load(target: str, config: EngineConfig, max_model_len: int | None) -> Loade
     model_config = _read(AutoConfig, source, config.trust_remote_code)
     limit = context_limit(model_config, target, max_model_len)
     check_config(model_config, _model_class(model_config, source), target, limit)
-    tokenizer, vocabulary = _load_tokenizer(source, config.trust_remote_code)
+    tokenizer, vocabulary = _load_tokenizer(source, model_config, config.trust_remote_code)
     source.fetch_weights()
     model = _load_weights(source, config, device)
     attention = resolve_attention(config.attention, device, model.dtype)
@@ -83,14 +86,18 @@ def _load(target: str, config: EngineConfig, max_model_len: int | None) -> Loade
             "dtype": str(executor.cache_shape.dtype).removeprefix("torch."),
             "device": str(device),
             "vocabulary": vocabulary,
+            **self_test(executor),
         },
     )
 
 
 def build_executor(model: Any, attention: str, name: str, max_model_len: int) -> Executor:
     """The executor of a loaded transformers model, which it takes over. Raises `UnsupportedModel`."""
-    shape = probe(model, name, max_model_len)
-    return HuggingFaceExecutor(model, load_attention(attention), shape, max_model_len)
+    seen = probe(model, name, max_model_len)
+    kind = FusedExecutor if covers(model) else HuggingFaceExecutor
+    executor: Executor = kind(model, load_attention(attention), seen.shape, max_model_len)
+    confirm(executor, seen, name)
+    return executor
 
 
 def resolve_device(name: str) -> torch.device:
@@ -132,17 +139,17 @@ def _model_class(model_config: Any, source: Source) -> Any:
     return AutoModelForCausalLM._model_mapping[type(model_config)]
 
 
-def _load_tokenizer(source: Source, trust_remote_code: bool) -> tuple[TextTokenizer, str]:
+def _load_tokenizer(source: Source, model_config: Any, trust_remote_code: bool) -> tuple[TextTokenizer, str]:
     """The tokenizer and a hash of its vocabulary."""
     tokenizer = _read(AutoTokenizer, source, trust_remote_code)
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     digest = blake2b(repr(vocabulary).encode(errors="surrogatepass"), digest_size=16).hexdigest()
-    return HuggingFaceTokenizer(tokenizer, _eos_token_ids(source, tokenizer)), digest
+    return HuggingFaceTokenizer(tokenizer, _eos_token_ids(source, tokenizer, model_config)), digest
 
 
-def _eos_token_ids(source: Source, tokenizer: Any) -> frozenset[int]:
+def _eos_token_ids(source: Source, tokenizer: Any, model_config: Any) -> frozenset[int]:
     """Ids that end a text, by any of generation config, model config and tokenizer."""
-    found: list[Any] = [tokenizer.eos_token_id, _read(AutoConfig, source, False).eos_token_id]
+    found: list[Any] = [tokenizer.eos_token_id, model_config.eos_token_id]
     if (source.path / "generation_config.json").is_file():
         found.append(_read(GenerationConfig, source, False).eos_token_id)
     ids: set[int] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -23,11 +24,18 @@ def config_of(name: str, **changes: Any) -> Any:
 def build(config: Any, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     """A model with random weights large enough that every part of it shows in the logits."""
     torch.manual_seed(seed)
+    config = deepcopy(config)  # a model writes its attention implementation into its config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
     return model.to(dtype).eval()
+
+
+def prompt(length: int, seed: int, vocab: int = VOCAB) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = torch.randint(3, vocab, (length,), generator=generator).tolist()
+    return tokens
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -39,7 +47,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "GPTNeoX": COMMON,
     "Phi": COMMON,
     "Phi3": {**GROUPED, "sliding_window": None},
-    "GPT2": {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256},
+    "GPT2": {
+        "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256, "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
     "OPT": {**COMMON, "ffn_dim": 80, "word_embed_proj_dim": 48},
     "Mixtral": {**GROUPED, "num_local_experts": 4, "sliding_window": None},
     "Olmo2": GROUPED,
@@ -51,6 +62,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
         "topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
     },
+    "Bart": {"vocab_size": VOCAB, "d_model": 48, "decoder_layers": 2, "decoder_attention_heads": 6},
     "Bloom": {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6},
     "Lfm2": {**GROUPED, "full_attn_idxs": [1]},
     "Mamba2": {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 16},

