@@ -1,0 +1,227 @@
+"""Forward passes in pieces, in company and in trees equal the papers' formulas on whole sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workers.engine.models.tiny import VOCAB
+from tests.workers.engine.speculators.drafts import (
+    HIDDEN,
+    LAYER,
+    eagle1_tensors,
+    eagle3_tensors,
+    library3,
+    random_heads,
+    safeailab3,
+    tiny_model,
+    tiny_target,
+    write_eagle,
+    write_heads,
+)
+from tests.workers.engine.speculators.reference import Eagle, medusa_logits
+from workers.engine.attention.backend import load_attention
+from workers.engine.batch import Batch, Feed
+from workers.engine.kv_cache import FINAL, CacheShape, KVCache
+from workers.engine.request import Request
+from workers.engine.sequence import Sequence
+from workers.engine.speculators.checkpoint import open_draft
+from workers.engine.speculators.eagle_checkpoint import open_eagle
+from workers.engine.speculators.eagle_model import EagleModel, build_eagle
+from workers.engine.speculators.medusa_heads import MedusaHeads
+from workers.engine.tree import DraftTree
+
+FEATURES = CacheShape(6, 2, 8, torch.float32, torch.device("cpu"), HIDDEN)
+NORMS = {
+    f"fc_norm.{i}.weight": 1 + 0.2 * torch.randn(HIDDEN, generator=torch.Generator().manual_seed(i)) for i in range(3)
+}
+INPUT_NORM = {"input_norm.weight": 1 + 0.2 * torch.randn(3 * HIDDEN, generator=torch.Generator().manual_seed(9))}
+QWEN = {
+    f"layers.0.self_attn.{part}_norm.weight": 1 + 0.2 * torch.randn(16, generator=torch.Generator().manual_seed(7))
+    for part in "qk"
+}
+AUX = {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]}
+
+
+def biases(name: str, rows: dict[str, int]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return {f"{name}.{part}_proj.bias": torch.randn(n, generator=generator) * 0.3 for part, n in rows.items()}
+
+
+@dataclass
+class Case:
+    config: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    version: int = 3
+    layer: str = "layers.0"
+    pickled: bool = False
+    flags: dict[str, bool] = field(default_factory=dict)
+
+
+def library(tensors: dict[str, torch.Tensor] | None = None, **flags: bool) -> Case:
+    return Case(library3(**AUX, **flags), tensors or eagle3_tensors("layers.0"), flags=flags)
+
+
+CASES = {
+    "eagle1": Case(LAYER, eagle1_tensors(), version=1),
+    "eagle1, no bias, pickled": Case({**LAYER, "bias": False}, eagle1_tensors(bias=False), version=1, pickled=True),
+    "eagle1, own embeddings": Case(
+        LAYER, eagle1_tensors() | {"embed_tokens.weight": torch.ones(VOCAB, HIDDEN).cumsum(0) / VOCAB}, version=1
+    ),
+    "eagle3": Case(safeailab3(**AUX), eagle3_tensors(), layer="midlayer"),
+    "eagle3, target's embeddings and head": Case(
+        safeailab3(**AUX), eagle3_tensors(embed=False, lm_head=False), layer="midlayer"
+    ),
+    "eagle3, reduced vocabulary": Case(
+        safeailab3(draft_vocab_size=100, **AUX), eagle3_tensors(draft_vocab=100), layer="midlayer", pickled=True
+    ),
+    "eagle3, nested layer ids, biased": Case(
+        safeailab3(eagle_config=AUX, attention_bias=True),
+        eagle3_tensors(extra=biases("midlayer.self_attn", {"q": 48, "k": 16, "v": 16})),
+        layer="midlayer",
+    ),
+    "library": library(),
+    "library, norm_before_residual": library(norm_before_residual=True),
+    "library, norm_before_fc": library(eagle3_tensors("layers.0", extra=INPUT_NORM), norm_before_fc=True),
+    "library, fc_norm": library(eagle3_tensors("layers.0", extra=NORMS), fc_norm=True),
+    "library, norm_output": library(norm_output=True),
+    "library, qwen3, everything": Case(
+        library3(
+            {"model_type": "qwen3", "head_dim": 16},
+            draft_vocab_size=90, norm_before_residual=True, norm_output=True, **AUX
+        ),
+        eagle3_tensors("layers.0", draft_vocab=90, head_dim=16, extra=QWEN),
+        flags={"norm_before_residual": True, "norm_output": True},
+    ),
+    "library, four auxiliary layers": Case(
+        library3(eagle_aux_hidden_state_layer_ids=[5, 0, 3, 1]), eagle3_tensors("layers.0", features=4)
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return tiny_target().executor
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model()
+
+
+def build_case(case: Case, directory: Path, target: Any, attention: str = "numba") -> EagleModel:
+    config, tensors = open_eagle(
+        write_eagle(directory, case.config, case.tensors, pickled=case.pickled), FEATURES, VOCAB
+    )
+    return build_eagle(config, tensors, target, load_attention(attention), torch.empty(0))
+
+
+def reference(case: Case, model: Any) -> Eagle:
+    embed = case.tensors.get("embed_tokens.weight", model.model.embed_tokens.weight.detach())
+    return Eagle(case.tensors, embed, case.version, case.layer, **case.flags)
+
+
+class Run:
+    """Feeds entries and tree nodes of several sequences, and remembers the outputs."""
+
+    def __init__(self, model: EagleModel) -> None:
+        self.model = model
+        self.cache = KVCache(model.cache_shape, 40, 4, shift=1)
+
+    def open(self, index: int, tokens: list[int]) -> Sequence:
+        seq = Sequence(Request(index, tokens), index, frozenset(), 256)
+        self.cache.open(seq)
+        assert self.cache.reserve(seq, len(seq) + 12)
+        return seq
+
+    def entries(self, feeds: list[Feed], features: dict[Sequence, torch.Tensor]) -> list[torch.Tensor]:
+        rows = torch.cat([features[feed.seq][feed.start : feed.end] for feed in feeds])
+        return self._forward(feeds, self.model.encode(rows))
+
+    def nodes(self, feeds: list[Feed], parents: list[torch.Tensor]) -> list[torch.Tensor]:
+        return self._forward(feeds, torch.cat(parents))
+
+    def _forward(self, feeds: list[Feed], rows: torch.Tensor) -> list[torch.Tensor]:
+        outputs = self.model.forward(Batch.pack(feeds, self.cache), rows, self.cache)
+        return list(outputs.split([feed.num_rows for feed in feeds]))
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [*((name, "numba") for name in CASES), ("eagle1", "sdpa"), ("eagle3, reduced vocabulary", "sdpa")],
+)
+def test_eagle_equals_the_paper(name: str, attention: str, tmp_path: Path, target: Any, model: Any) -> None:
+    case = CASES[name]
+    eagle, expected = build_case(case, tmp_path, target, attention), reference(case, model)
+    run, generator = Run(eagle), torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, VOCAB, (2, 14), generator=generator).tolist()
+    long, short = run.open(0, tokens[0]), run.open(1, tokens[1][:6])
+    width = HIDDEN * len(eagle.config.feature_layers)
+    features = {seq: torch.randn(len(seq) - 1, width, generator=generator) for seq in (long, short)}
+
+    first = run.entries([Feed(long, 0, 5)], features)[0]
+    second, other = run.entries([Feed(long, 5, 13), Feed(short, 0, 5)], features)
+    for seq, outputs in ((long, torch.cat([first, second])), (short, other)):
+        whole = expected.outputs(expected.encode(features[seq]), seq.tokens[1:])
+        torch.testing.assert_close(outputs, whole, rtol=0, atol=1e-5)
+
+    tree = DraftTree((7, 9, 11, 13, 15), (-1, -1, 0, 1, 1))
+    feeds = [
+        Feed(long, 13, 13, DraftTree(tree.tokens[:2], tree.parents[:2])),
+        Feed(short, 5, 5, DraftTree((7,), (-1,))),
+    ]
+    level, chain = run.nodes(feeds, [second[-1:].expand(2, -1), other[-1:]])
+    deeper = run.nodes([Feed(long, 13, 13, tree, first_node=2)], [level[[0, 1, 1]]])[0]
+    for path, outputs in (
+        ([7, 11], torch.stack([second[-1], level[0], deeper[0]])),
+        ([9, 13], torch.stack([second[-1], level[1], deeper[1]])),
+        ([9, 15], torch.stack([second[-1], level[1], deeper[2]])),
+    ):
+        torch.testing.assert_close(outputs, expected.draft(features[long], long.tokens, path), rtol=0, atol=1e-5)
+    torch.testing.assert_close(chain[0], expected.draft(features[short], short.tokens, [7])[1], rtol=0, atol=1e-5)
+
+    lm_head = case.tensors.get("lm_head.weight", model.lm_head.weight.detach())
+    logits, wanted = eagle.logits(deeper), expected.logits(deeper, lm_head)
+    known = torch.arange(len(lm_head)) + case.tensors.get("d2t", torch.zeros(len(lm_head), dtype=torch.long))
+    torch.testing.assert_close(logits[:, known], wanted, rtol=0, atol=1e-4)
+    unknown = torch.ones(VOCAB, dtype=torch.bool).index_fill_(0, known, False)
+    assert bool((logits[:, unknown] == -torch.inf).all())
+
+
+def test_a_narrow_draft_for_a_wide_target(tmp_path: Path, target: Any) -> None:
+    """target_hidden_size differs from hidden_size: only fc sees the target's width."""
+    case = Case(
+        safeailab3(hidden_size=24, target_hidden_size=HIDDEN, head_dim=8, **AUX),
+        eagle3_tensors(hidden=24, head_dim=8),
+        layer="midlayer",
+    )
+    run = Run(build_case(case, tmp_path, target))
+    seq = run.open(0, [3, 5, 7, 11])
+    features = torch.randn(3, 3 * HIDDEN, generator=torch.Generator().manual_seed(0))
+    outputs = run.entries([Feed(seq, 0, 3)], {seq: features})[0]
+    expected = Eagle(case.tensors, case.tensors["embed_tokens.weight"], 3, "midlayer")
+    torch.testing.assert_close(outputs, expected.outputs(expected.encode(features), [5, 7, 11]), rtol=0, atol=1e-5)
+
+
+def test_the_default_layers_are_early_middle_and_late(tmp_path: Path) -> None:
+    shape = CacheShape(12, 2, 8, torch.float32, torch.device("cpu"), HIDDEN)
+    config, _ = open_eagle(write_eagle(tmp_path / "3", safeailab3(), eagle3_tensors()), shape, VOCAB)
+    assert config.feature_layers == (2, 6, 9)
+    config, _ = open_eagle(write_eagle(tmp_path / "1", LAYER, eagle1_tensors()), shape, VOCAB)
+    assert config.feature_layers == (FINAL,)
+
+
+@pytest.mark.parametrize(("num_heads", "num_blocks"), [(1, 1), (4, 1), (3, 2)])
+def test_medusa_equals_the_paper(num_heads: int, num_blocks: int, tmp_path: Path) -> None:
+    tensors = random_heads(num_heads, num_blocks)
+    files = open_draft(write_heads(tmp_path, tensors, num_blocks))
+    heads = MedusaHeads.load(files, HIDDEN, VOCAB, torch.float32, torch.device("cpu"))
+    assert len(heads) == num_heads
+    hidden = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
+    for head in range(num_heads):
+        expected = medusa_logits(tensors, head, num_blocks, hidden)
+        torch.testing.assert_close(heads.logits(head, hidden), expected, rtol=0, atol=1e-5)
