@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 RankPath = tuple[int, ...]
 
@@ -36,6 +37,10 @@ class TreeShape:
         """Every level has `width` siblings, of which the first one goes on."""
         return cls(paths=tuple((0,) * level + (rank,) for level in range(depth) for rank in range(width)))
 
+    def without_gaps(self) -> TreeShape:
+        """Fixed paths with siblings numbered 0, 1, 2, ...: for candidates in the order in which they are drawn."""
+        return _without_gaps(self)
+
     def max_nodes(self, depth: int) -> int:
         """Most nodes of a tree of that depth."""
         if self.paths:
@@ -55,3 +60,14 @@ class TreeShape:
     def max_depth(self) -> int | None:
         """Depth of the fixed paths; None where the length is free."""
         return max(map(len, self.paths)) if self.paths else None
+
+
+@lru_cache(maxsize=64)
+def _without_gaps(shape: TreeShape) -> TreeShape:
+    renamed: dict[RankPath, RankPath] = {(): ()}
+    counts: dict[RankPath, int] = {}
+    for path in sorted(shape.paths, key=lambda path: (len(path), path)):
+        parent = renamed[path[:-1]]
+        renamed[path] = (*parent, counts.get(parent, 0))
+        counts[parent] = counts.get(parent, 0) + 1
+    return replace(shape, paths=tuple(renamed[path] for path in shape.paths))

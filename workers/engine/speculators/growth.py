@@ -50,7 +50,7 @@ class TreeGrowth:
                 "candidates drawn apart need a chain or fixed paths: a beam drops some by how they were drawn"
             )
         self.seq = seq
-        self._shape = shape
+        self._shape = shape = shape.without_gaps() if self._apart else shape
         self._levels_left = min(depth, shape.max_depth or depth)
         self.vocab_size = vocab_size
         self._greedy = seq.params.temperature == 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class Toy:
         self.q = {path: _proposal(rng, self.p[path]) for path in self.contexts}
 
     def sequence(self, index: int = 0) -> Sequence:
-        return Sequence(Request(index, [0], _seeded(self.params, index)), index, frozenset(), 1000)
+        return Sequence(Request(index, [0], replace(self.params, seed=index)), index, frozenset(), 1000)
 
     def product(self, length: int) -> Array:
         """[V, ..., V]: probability of every output of that length."""
@@ -60,12 +60,6 @@ class Toy:
             rows = [self.p[path + rest] for rest in itertools.product(range(self.vocab), repeat=step)]
             law = law[..., None] * np.stack(rows).reshape((self.vocab,) * (step + 1))
         return law
-
-
-def _seeded(params: SamplingParams, seed: int) -> SamplingParams:
-    from dataclasses import replace
-
-    return replace(params, seed=seed)
 
 
 def _logits(rng: np.random.Generator, vocab: int) -> Array:
