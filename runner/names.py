@@ -8,7 +8,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from runner.spec import JobSpec
+from runner.spec import JobSpec, parse_spec
 
 
 def with_name(spec: JobSpec) -> JobSpec:
@@ -17,15 +17,25 @@ def with_name(spec: JobSpec) -> JobSpec:
 
 
 def derive_name(spec: JobSpec) -> str:
-    """`<first input>-<target>-<8 hex digits of the whole spec>`, in lower case."""
+    """`<first input>-<target>-<8 hex digits of what differs from the defaults>`, in lower case."""
     stem = _word(spec.input.paths[0].rstrip("/"))
-    target = _word(str(spec.engine["target"]))
-    return f"{stem}-{target}-{_digest(spec.to_dict())}"
+    target = str(spec.engine["target"])
+    given = _given(spec.to_dict(), parse_spec({"input": {"paths": ["-"]}, "engine": {"target": "-"}}).to_dict())
+    digest = hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=4).hexdigest()
+    return f"{stem}-{_word(target)}-{digest}"
 
 
-def _digest(spec: dict[str, Any]) -> str:
-    content = json.dumps({**spec, "name": None}, sort_keys=True)
-    return hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
+def _given(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """What is not the default, so that a later version with more keys derives the same name."""
+    found: dict[str, Any] = {}
+    for key, value in section.items():
+        default = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default, dict):
+            value = _given(value, default)
+            default = {}
+        if value != default:
+            found[key] = value
+    return found
 
 
 def _word(path: str) -> str:

@@ -6,6 +6,7 @@ from runner.errors import ExitCode
 from runner.exporting import export_path, export_to
 from runner.interrupts import Interrupts
 from runner.local import LocalOutcome, LocalRun
+from runner.logs import logging_to_stderr
 from runner.progress import make_display
 from runner.spec import JobSpec
 from runner.stores import open_store
@@ -17,11 +18,13 @@ from storage.records import Job, JobState
 from storage.store import Store
 
 
-def run_command(spec: JobSpec, store_value: str, *, new: bool, out: str | None, as_json: bool) -> ExitCode:
+def run_command(
+    spec: JobSpec, store_value: str, *, new: bool, out: str | None, as_json: bool, verbose: bool
+) -> ExitCode:
     """Run a job to its end in this process, and show what became of it. Returns the exit code."""
     with open_store(store_value) as store:
         submission = submit_job(store, spec, new=new, models_here=True)
-        with Interrupts(note) as interrupts:
+        with Interrupts(note) as interrupts, logging_to_stderr(verbose=verbose):
             outcome = _run(store, submission.job, interrupts)
         summary = summarise(outcome.job, store.progress(outcome.job.id))
         show_job(

@@ -135,6 +135,9 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show three prompts, the token histogram and the plan; generate nothing.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Log every chunk, and failures with their tracebacks.")
+    ] = False,
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
@@ -173,4 +176,4 @@ def run(
 
         show_dry_run(spec, as_json=as_json)
         return
-    raise typer.Exit(run_command(spec, store, new=new, out=out, as_json=as_json))
+    raise typer.Exit(run_command(spec, store, new=new, out=out, as_json=as_json, verbose=verbose))

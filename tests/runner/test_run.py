@@ -212,6 +212,18 @@ def test_cancel_resume_and_watch(cli: Cli, prompts: Path) -> None:
     assert '"completed"' in lines[-1]
 
 
+def test_a_row_that_breaks_the_engine_becomes_an_error_and_the_others_finish(
+    cli: Cli, write_prompts: WritePrompts
+) -> None:
+    path = write_prompts([f"p{n}" if n != 2 else "POISON" for n in range(5)])
+    target = "scripted:fail_on=POISON"
+    result = cli("run", str(path), "--target", target, "--max-tokens", "4", "--name", "poison", code=3)
+    assert "the batch holds 'POISON'" in result.stderr
+    assert "Traceback" not in result.stderr
+    (row,) = cli.json("errors", "poison")
+    assert (row["row_index"], row["error_code"]) == (2, "worker_crashed")
+
+
 def test_stop_drains_and_the_next_run_goes_on(tmp_path: Path, write_prompts: WritePrompts) -> None:
     import threading
 
