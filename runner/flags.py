@@ -12,8 +12,14 @@ from runner.errors import UsageError
 from runner.names import with_name
 from runner.spec import JobSpec, parse_spec
 from runner.spec_file import absolute_paths, merge, read_spec_file
+from workers.engine.config import DRAFTERS
 
 JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")
+OF_ONE_METHOD = (
+    *("draft", "draft_dtype", "vocabulary", "skip", "exit_layer", "skip_file"),
+    *("tree_width", "tree_nodes", "tree_paths"),
+)
+"""Options of engine.speculation that say something about one method only."""
 
 
 def build_spec(inputs: Sequence[str], flags: Mapping[str, Any], settings: Sequence[str] = ()) -> JobSpec:
@@ -62,10 +68,10 @@ def _section(spec: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _settle_method(base: dict[str, Any], over: dict[str, Any]) -> None:
-    """--draft implies draft_model; another --method drops the draft of the job file, which belongs to its own."""
+    """--draft implies draft_model; another --method drops what the job file sets for its own."""
     flags, from_file = _section(over, "speculation"), _section(base, "speculation")
-    if flags.get("draft") and not flags.get("method"):
+    if flags.get("draft") and not flags.get("method") and from_file.get("method") not in DRAFTERS:
         flags["method"] = "draft_model"
     if flags.get("method") and flags["method"] != from_file.get("method"):
-        for key in ("draft", "tree_width", "tree_nodes", "tree_paths"):
+        for key in OF_ONE_METHOD:
             from_file.pop(key, None)

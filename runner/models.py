@@ -23,5 +23,8 @@ def require_models(spec: JobSpec) -> None:
 
 
 def _names(config: EngineConfig) -> list[str]:
+    """The language models among what the engine loads (heads and draft layers have formats of their own)."""
     draft = config.speculation.draft
-    return [config.target] if draft in (None, SHARED_DRAFT) else [config.target, str(draft)]
+    if draft is None or draft == SHARED_DRAFT or "draft_model" not in config.speculation.methods:
+        return [config.target]
+    return [config.target, draft]

@@ -11,6 +11,8 @@ import typer
 def described(text: str, config: type, field: str) -> str:
     """Help of a flag that stands for a field of the spec, with the default that applies where nobody sets it."""
     default = next(item.default for item in fields(config) if item.name == field)
+    if default is None:
+        return f"{text}."
     return f"{text} (default: {default:g})." if isinstance(default, float) else f"{text} (default: {default})."
 
 
