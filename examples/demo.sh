@@ -12,9 +12,10 @@ step() {
     "$@"
 }
 
-# New prompts are a new input, which a finished job would refuse by name: start over.
-if [ ! -e demo/prompts.parquet ] || [ examples/make_prompts.py -nt demo/prompts.parquet ] ||
-    [ examples/passages.py -nt demo/prompts.parquet ]; then
+# A demo of older prompts or older code would be refused, since its job has another input or spec: start over.
+if [ ! -e demo/prompts.parquet ] ||
+    [ -n "$(find examples runner scheduler storage workers -name '*.py' -newer demo/prompts.parquet)" ] ||
+    [ examples/demo.sh -nt demo/prompts.parquet ]; then
     rm -rf demo
     step python examples/make_prompts.py demo/prompts.parquet
 fi
