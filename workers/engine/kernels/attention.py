@@ -115,6 +115,11 @@ class AttentionRows:
         return np.stack([first, np.append(first[1:], rows)], axis=1)[order].astype(np.int32)
 
     @cached_property
+    def num_keys(self) -> int:
+        """Keys of all rows together."""
+        return int(self.prefix_lens.sum()) + int(self.tail_indptr[-1])
+
+    @cached_property
     def arguments(self) -> tuple[int, ...]:
         """What the kernel needs of this object: addresses and numbers, valid as long as the object lives."""
         arrays = (self.tiles, self.sequence, self.prefix_lens, self.tail_indptr, self.tail_slots, self.block_tables)
@@ -160,7 +165,8 @@ def paged_attention(
     # With few tiles every head is a task of its own, else a thread keeps a tile and knows which keys come next.
     together = kv_heads if len(rows.tiles) >= 4 * torch.get_num_threads() else 1
     tasks = len(rows.tiles) * (kv_heads // together)
-    kernel(tasks, words, kv_heads, together, heads // kv_heads, folded, *strides, *rows.arguments)
+    numbers = rows.num_keys * heads * width
+    kernel(tasks, words, kv_heads, together, heads // kv_heads, folded, *strides, *rows.arguments, numbers=numbers)
 
 
 # Vector code -------------------------------------------------------------------------------------------------------

@@ -15,12 +15,10 @@ import torch
 from numba import carray
 
 from workers.engine.kernels.floats import exp, pointer
-from workers.engine.kernels.parallel import ARGUMENTS, TASKS, Kernel, claim, inlined
+from workers.engine.kernels.parallel import ARGUMENTS, GRAIN, TASKS, Kernel, claim, inlined
 
 LANES = 32
 """Partial sums of a norm. Part of the definition of the result."""
-GRAIN = 16384
-"""Numbers per task: less than that is not worth a second thread."""
 
 
 def add_norm(

@@ -35,6 +35,9 @@ Launch = Callable[[int, Any, int], None]
 CLAIMED, TASKS, ARGUMENTS = 0, 1, 2
 """Where a kernel's block keeps the number of claimed tasks, the number of tasks, and its first own argument."""
 
+GRAIN = 16384
+"""Numbers per thread: for less, starting a second thread costs more than it saves, much more on a busy machine."""
+
 _log = logging.getLogger(__name__)
 _compiling = threading.Lock()
 
@@ -91,10 +94,13 @@ class Kernel:
         self._body = body
         self._compiled: Any = None
 
-    def __call__(self, tasks: int, *arguments: int) -> None:
-        """Run `tasks` tasks on up to `torch.get_num_threads()` threads and wait for them."""
+    def __call__(self, tasks: int, *arguments: int, numbers: int = GRAIN) -> None:
+        """Run `tasks` tasks on up to `torch.get_num_threads()` threads and wait for them.
+
+        `numbers` says how many numbers the call reads in all: under GRAIN one thread does the work.
+        """
         block = (ctypes.c_int64 * (ARGUMENTS + len(arguments)))(0, tasks, *arguments)
-        threads = min(torch.get_num_threads(), tasks)
+        threads = min(torch.get_num_threads(), tasks) if numbers >= GRAIN else min(1, tasks)
         if threads > 1:
             _launcher()(self.compile(), block, threads)
         elif threads == 1:

@@ -48,7 +48,17 @@ def gumbel_rows(
     if out.shape != (rows, vocab) or out.dtype != torch.float32 or not out.is_contiguous():
         raise ValueError(f"out must be contiguous float32 {(rows, vocab)}, not {out.dtype} {tuple(out.shape)}")
     chunks = -(-vocab // CHUNK)
-    _gumbel_rows(rows * chunks, seeds.ctypes.data, positions.ctypes.data, 0, out.data_ptr(), vocab, stream, 0)
+    _gumbel_rows(
+        rows * chunks,
+        seeds.ctypes.data,
+        positions.ctypes.data,
+        0,
+        out.data_ptr(),
+        vocab,
+        stream,
+        0,
+        numbers=rows * vocab,
+    )
     return out
 
 
@@ -60,7 +70,7 @@ def gumbel_at(
     tokens = np.ascontiguousarray(token_ids, np.int64).reshape(rows, -1)
     out = torch.empty(tokens.shape)
     addresses = (seeds.ctypes.data, positions.ctypes.data, tokens.ctypes.data, out.data_ptr())
-    _gumbel_at(rows, *addresses, tokens.shape[1], stream, 0)
+    _gumbel_at(rows, *addresses, tokens.shape[1], stream, 0, numbers=tokens.size)
     return out
 
 
@@ -72,7 +82,7 @@ def uniform_at(
     numbers = np.ascontiguousarray(indices, np.int64).reshape(rows, -1)
     out = torch.empty(numbers.shape, dtype=torch.float64)
     addresses = (seeds.ctypes.data, positions.ctypes.data, numbers.ctypes.data, out.data_ptr())
-    _uniform_at(rows, *addresses, numbers.shape[1], stream, step)
+    _uniform_at(rows, *addresses, numbers.shape[1], stream, step, numbers=numbers.size)
     return out
 
 

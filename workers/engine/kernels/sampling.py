@@ -48,7 +48,7 @@ def argmax(dtype: torch.dtype, vocab: int, addresses: npt.NDArray[np.int64]) -> 
     `addresses` are those of the first of `vocab` contiguous logits: bfloat16, float32 or float64.
     """
     tokens = np.empty(len(addresses), np.int64)
-    _ARGMAX[dtype](len(addresses), addresses.ctypes.data, vocab, tokens.ctypes.data)
+    _ARGMAX[dtype](len(addresses), addresses.ctypes.data, vocab, tokens.ctypes.data, numbers=len(addresses) * vocab)
     return tokens
 
 
@@ -60,7 +60,8 @@ def draw(dtype: torch.dtype, vocab: int, table: npt.NDArray[np.void], k: int, *,
     rows = len(table)
     drawn = Drawn(np.empty((rows, k), np.int64), np.empty((rows, k), np.float32), np.zeros(rows))
     arrays = (drawn.tokens, drawn.scores, drawn.log_masses)
-    _DRAW[dtype](rows, table.ctypes.data, vocab, k, masses, *(array.ctypes.data for array in arrays))
+    outputs = (array.ctypes.data for array in arrays)
+    _DRAW[dtype](rows, table.ctypes.data, vocab, k, masses, *outputs, numbers=rows * vocab)
     return drawn
 
 

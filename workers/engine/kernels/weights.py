@@ -21,7 +21,7 @@ def weigh(dtype: torch.dtype, vocab: int, table: npt.NDArray[np.void]) -> tuple[
     """
     rows = len(table)
     weights, masses = torch.empty(rows, vocab), np.empty(rows)
-    _WEIGH[dtype](rows, table.ctypes.data, vocab, weights.data_ptr(), masses.ctypes.data)
+    _WEIGH[dtype](rows, table.ctypes.data, vocab, weights.data_ptr(), masses.ctypes.data, numbers=rows * vocab)
     return weights, masses
 
 
