@@ -12,7 +12,7 @@ from workers.engine.verifier import Verdict
 
 class NoSpeculator:
     name = "none"
-    hidden_layers = ()
+    hidden_layers: tuple[int, ...] = ()
 
     @classmethod
     def create(cls, context: SpeculatorContext) -> NoSpeculator:
