@@ -21,10 +21,10 @@ class DraftTree:
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
-    probabilities: torch.Tensor | None = field(default=None, compare=False, repr=False)
-    """[M, V'] float32: what the children of each parent were drawn from, one row for each node that has children (or
-    the root), in the order of its first child. Siblings lie in the order in which they were drawn without replacement.
-    Kept only for verification rules that need it. None: fixed drafts, and those drawn with the target's own noise."""
+    probabilities: tuple[torch.Tensor, ...] | None = field(default=None, compare=False, repr=False)
+    """What the children of each parent were drawn from: [V'] for each node that has children, or the root, in the order
+    of its first child. Siblings then lie in the order in which they were drawn, without replacement. Kept only for
+    verification rules that need it. None: fixed drafts, and those drawn with the target's own noise."""
 
     @classmethod
     def chain(cls, tokens: Iterable[int]) -> DraftTree:

@@ -17,7 +17,8 @@ import torch
 
 from workers.engine.config import SpeculationConfig
 from workers.engine.sampler import RowContext, distributions, perturbed_top_k
-from workers.engine.verifier.noise import Place, draft_noise
+from workers.engine.verifier.noise import Place, draft_uniforms
+from workers.engine.verifier.rules import choose
 
 
 class DraftNoise(Enum):
@@ -31,7 +32,7 @@ def draft_noise_of(config: SpeculationConfig) -> DraftNoise:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The first `count` of each row, best first; -1 with score -inf where there are no more."""
+    """The first `count` of each row, best or first drawn first; -1 with score -inf where there are no more."""
 
     tokens: list[list[int]]
     scores: list[list[float]]
@@ -63,10 +64,17 @@ def draw_candidates(
 
 
 def _draw_apart(logits: torch.Tensor, rows: Seq[RowContext], count: int) -> Candidates:
-    """Gumbel top-k: distinct candidates, in the order of draws without replacement (Kool et al., arXiv 1903.06059)."""
+    """Draws without replacement; scores are log q."""
     q = distributions(logits, rows, allow_masked=True)
-    places = [Place(row.seq.key, len(row.seq), len(row.path)) for row in rows]
-    perturbed = q.log().add_(draft_noise(places, q.shape[1]))
-    scores, tokens = perturbed.topk(min(count, q.shape[1]), dim=1)
-    tokens[scores == -torch.inf] = -1
+    uniforms = draft_uniforms([Place(row.seq.key, len(row.seq), len(row.path)) for row in rows], count)
+    tokens = torch.full((len(rows), count), -1)
+    scores = torch.full((len(rows), count), -torch.inf)
+    rest = q if count == 1 else q.clone()
+    for sibling in range(count):
+        drawn = choose(rest, uniforms[:, sibling])
+        found = torch.nonzero(drawn < q.shape[1])[:, 0]  # elsewhere nothing is left to draw
+        tokens[found, sibling] = drawn[found]
+        scores[found, sibling] = q[found, drawn[found]].log().float()
+        if sibling + 1 < count:
+            rest[found, drawn[found]] = 0.0
     return Candidates(tokens.tolist(), scores.tolist(), list(q))

@@ -155,7 +155,7 @@ class TreeGrowth:
         if not (self._apart and kept):
             return tree
         parents = dict.fromkeys(self._candidates[candidate].parent for candidate in kept)
-        return replace(tree, probabilities=torch.stack([self._proposals[parent] for parent in parents]))
+        return replace(tree, probabilities=tuple(self._proposals[parent] for parent in parents))
 
     def expanded_path(self, path: Seq[int]) -> list[int]:
         """Where the nodes of an accepted path of `tree` lie in `expanded_tree`, as far down as they were fed."""

@@ -76,7 +76,7 @@ class _Scan:
         chains = [self._descents[i] for i in chosen]
         q = stacked([chain.proposal(depth - 1) for chain in chains], like=p) if drawn else None
         tokens = torch.tensor([chain.feed.tree.tokens[depth] for chain in chains])
-        level = block_level(p[group], q, self._weight[chosen], tokens)
+        level = block_level(p if len(group) == len(p) else p[group], q, self._weight[chosen], tokens)
         p[group], threshold[group] = level.weights, level.threshold
         self._weight[chosen] = level.weight
 

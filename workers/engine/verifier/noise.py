@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from workers.engine.kernels.philox import ACCEPT, DRAFT, RESIDUAL, gumbel_rows, uniform_at
+from workers.engine.kernels.philox import ACCEPT, DRAFT, RESIDUAL, uniform_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,10 @@ class PhiloxNoise:
         return uniform_at(keys, counters, [[0]] * len(places), RESIDUAL)[:, 0]
 
 
-def draft_noise(places: Seq[Place], vocab_size: int) -> torch.Tensor:
-    """[A, V] float32 Gumbel noise for a draft that draws its candidates apart from the target."""
-    return gumbel_rows(*_split(places), vocab_size, DRAFT)
+def draft_uniforms(places: Seq[Place], count: int) -> torch.Tensor:
+    """[A, count] in [0, 1), float64: for the siblings of a draft that draws its candidates apart from the target."""
+    keys, counters = _split(places)
+    return uniform_at(keys, counters, torch.arange(count).expand(len(places), count).numpy(), DRAFT)
 
 
 def _split(places: Seq[Place]) -> tuple[list[int], list[int]]:

@@ -74,6 +74,9 @@ class RejectionVerifier:
 
 def stacked(proposals: Seq[torch.Tensor | None], like: torch.Tensor) -> torch.Tensor:
     """Proposals in one tensor of the dtype and width of `like`: a draft may know fewer tokens than the target."""
+    known = [proposal for proposal in proposals if proposal is not None and len(proposal) == like.shape[1]]
+    if len(known) == len(proposals):
+        return torch.stack(known).to(like.dtype)
     result = like.new_zeros(len(proposals), like.shape[1])
     for row, proposal in zip(result, proposals, strict=True):
         assert proposal is not None

@@ -15,7 +15,8 @@ NONE = -1
 
 
 def choose(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """[A] token ids: the inverse distribution function of `weights` [A, V], of any positive sum, at `uniforms`."""
+    """[A] token ids: the inverse distribution function of `weights` [A, V], of any positive sum, at `uniforms`; V where
+    a row has no weight at all."""
     sums = weights.cumsum(1, dtype=torch.float64)
     totals = sums[:, -1]
     targets = torch.minimum(uniforms * totals, torch.nextafter(totals, torch.zeros_like(totals)))
@@ -37,11 +38,15 @@ def try_siblings(p: torch.Tensor, q: torch.Tensor | None, tokens: torch.Tensor, 
         takes = uniforms[waiting, sibling] * proposed < p[waiting, token].double()
         accepted[waiting[takes]] = sibling
         rejected, token = waiting[~takes], token[~takes]
+        if not len(rejected):
+            continue
         if q is None:
-            p[rejected] = _normalised(_without(p[rejected], token), p[rejected])
-        elif len(rejected):
-            p[rejected] = _normalised((p[rejected] - q[rejected]).clamp_(min=0.0), p[rejected])
-            q[rejected] = _normalised(_without(q[rejected], token), q[rejected])
+            _replace(p, rejected, _without(p[rejected], token))
+        else:
+            tested = q[rejected]
+            _replace(p, rejected, p[rejected].sub_(tested).clamp_(min=0.0))
+            if sibling + 1 < tokens.shape[1]:
+                _replace(q, rejected, _without(tested, token))
     return accepted
 
 
@@ -50,10 +55,12 @@ def _without(rows: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
     return rows.scatter_(1, token[:, None], 0.0)
 
 
-def _normalised(rows: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Rows divided by their sums; `otherwise` where nothing but rounding left a row empty."""
-    sums = rows.sum(1, keepdim=True)
-    return torch.where(sums > 0, rows / sums, otherwise)
+def _replace(table: torch.Tensor, at: torch.Tensor, rows: torch.Tensor) -> None:
+    """table[at] = rows, divided by their sums; a row that nothing but rounding left empty keeps what it had."""
+    sums = rows.sum(1)
+    if bool((sums <= 0).any()):
+        at, rows, sums = at[sums > 0], rows[sums > 0], sums[sums > 0]
+    table[at] = rows.div_(sums[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +78,19 @@ class BlockLevel:
 def block_level(p: torch.Tensor, q: torch.Tensor | None, weight: torch.Tensor, token: torch.Tensor) -> BlockLevel:
     """Level i from w_i = `weight` [A] float64, the distributions after i tokens and the drafted `token` [A] after them.
 
-    q None: one-hot on the token. `weights` may share memory with p.
+    q None: one-hot on the token.
     """
     scale = weight[:, None].to(p.dtype)
-    rest = _without(p * scale, token) if q is None else (p * scale - q).clamp_(min=0.0)
+    rest = _without(p * scale, token) if q is None else (p * scale).sub_(q).clamp_(min=0.0)
     mass = rest.sum(1, dtype=torch.float64)
     below = mass + 1.0 - weight
     threshold = torch.where(below > 0, mass / below, 1.0)
     ratio = p.gather(1, token[:, None])[:, 0].double()
     if q is not None:
         ratio = ratio / q.gather(1, token[:, None])[:, 0].double()
-    weights = torch.where(mass[:, None] > 0, rest, p)
-    return BlockLevel(threshold, weights, torch.clamp(weight * ratio, max=1.0))
+    empty = torch.nonzero(mass <= 0)[:, 0]
+    rest[empty] = p[empty]
+    return BlockLevel(threshold, rest, torch.clamp(weight * ratio, max=1.0))
 
 
 def is_typical(p: torch.Tensor, epsilon: float, delta: float) -> torch.Tensor:

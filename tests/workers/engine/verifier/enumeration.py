@@ -108,7 +108,7 @@ def chains(toy: Toy, length: int, stop: Callable[[Path, Array], str] | None = No
 
 def chain(toy: Toy, path: Path) -> DraftTree:
     rows = [toy.q[path[:depth]] for depth in range(len(path))]
-    probabilities = torch.tensor(np.stack(rows)) if rows else None
+    probabilities = tuple(map(torch.from_numpy, rows)) if rows else None
     return DraftTree(path, tuple(range(-1, len(path) - 1)), probabilities)
 
 
@@ -120,7 +120,7 @@ def combs(
     def grow(path: Path, parent: int, tree: tuple[Path, Path, tuple[Array, ...]], weight: float) -> Iterator[Draft]:
         tokens, parents, rows = tree
         if len(path) == depth:
-            yield weight, DraftTree(tokens, parents, torch.tensor(np.stack(rows)))
+            yield weight, DraftTree(tokens, parents, tuple(map(torch.from_numpy, rows)))
             return
         q = toy.q[path]
         for siblings in itertools.permutations(range(toy.vocab), min(width, int(np.count_nonzero(q)))):

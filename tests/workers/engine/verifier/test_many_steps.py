@@ -133,6 +133,6 @@ def test_wrong_one_noise_for_draft_and_residual() -> None:
     def propose(seqs: list[Sequence]) -> list[DraftTree]:
         q = torch.tensor([WORLD.draft[seq.tokens[-1]] for seq in seqs])
         drawn = choose(q, noise.choose([Place(seq.key, len(seq), 0) for seq in seqs])).tolist()
-        return [DraftTree((token,), (-1,), row[None]) for token, row in zip(drawn, q, strict=True)]
+        return [DraftTree((token,), (-1,), (row,)) for token, row in zip(drawn, q, strict=True)]
 
     assert p_value(WORLD.outputs(RejectionVerifier(), propose, 1500), WORLD.law) < ALPHA

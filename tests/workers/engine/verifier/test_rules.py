@@ -106,7 +106,7 @@ def test_a_drawn_token_that_ends_the_sequence_stays_and_ends_its_path() -> None:
         assert 3 not in tree.tokens
         assert len(tree) == 4 or tree.tokens[-1] == 2
         assert tree.probabilities is not None
-        torch.testing.assert_close(tree.probabilities, logits[:3].softmax(0).expand(len(tree), 3))
+        torch.testing.assert_close(torch.stack(tree.probabilities), logits[:3].softmax(0).expand(len(tree), 3))
         lengths.add(len(tree))
     assert lengths == {1, 2, 3, 4}
 
