@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,7 @@ def _run(kernel: Kernel, rows: int, width: int, *arguments: int) -> None:
     kernel(-(-rows // each), rows, each, width, *arguments)
 
 
+@cache
 def _bits(number: float) -> int:
     return int(np.float32(number).view(np.int32))
 

@@ -16,6 +16,7 @@ from workers.engine.attention.backend import AttentionBackend, AttentionPlan, wr
 from workers.engine.batch import Batch
 from workers.engine.kv_cache import CacheShape, KVCache
 from workers.engine.models.executor import ModelOutput
+from workers.engine.models.linear import pack_modules
 
 IMPLEMENTATION = "nightdraft"
 
@@ -74,6 +75,7 @@ class HuggingFaceExecutor:
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.attention = attention
         self._model = model
+        pack_modules(model)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.nn.functional import linear
 
 PACKED_FOR_ROWS = 16
@@ -39,6 +40,24 @@ def pack(weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) 
         return Linear(weight.contiguous(), bias, packed=False)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
     return Linear(packed, bias, packed=True)
+
+
+class PackedLinear(nn.Module):
+    """A `Linear` in the place of a transformers module."""
+
+    def __init__(self, module: nn.Linear) -> None:
+        super().__init__()
+        self._linear = pack([module.weight.detach()], None if module.bias is None else [module.bias.detach()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(x)
+
+
+def pack_modules(model: nn.Module) -> None:
+    """Replace every plain linear layer of a model that gains from it."""
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear and _can_pack(module.weight):
+            model.set_submodule(name, PackedLinear(module))
 
 
 def _can_pack(weight: torch.Tensor) -> bool:
