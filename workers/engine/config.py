@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from workers.engine.errors import InvalidConfig
 from workers.engine.tree_shape import RankPath, TreeShape
 
-METHODS = ("none", "ngram", "suffix", "draft_model", "medusa", "eagle")
+METHODS = ("none", "ngram", "suffix", "draft_model", "medusa", "eagle", "self")
 DRAFTERS = ("draft_model", "medusa", "eagle")
-"""Methods that load a draft, score tokens with it and can grow trees."""
+"""Methods that load a draft."""
+SCORERS = (*DRAFTERS, "self")
+"""Methods that score tokens, and so can grow trees."""
+DRAFT_DTYPES = ("float32", "bfloat16", "int8")
+VOCABULARIES = ("auto", "same", "mapped", "text")
 VERIFY_RULES = ("exact", "rejection", "block", "typical")
 _FIXED_DRAFTS = ("none", "ngram", "suffix")
 """Methods that look their drafts up: nothing is drawn, so there is no distribution to weigh."""
@@ -33,6 +38,19 @@ class SpeculationConfig:
     draft: str | None = None
     """draft_model: directory, hub id, GGUF file or alias; "target" shares the target's weights.
     medusa, eagle: directory or hub id of the heads, or of the draft layer."""
+    draft_dtype: str | None = None
+    """draft_model: precision of the draft's weights; None is the target's. int8: linear layers of 8-bit weights and
+    activations (CPU). With draft "target" the draft is a copy of the target in that precision."""
+    vocabulary: str = "auto"
+    """draft_model with another tokenizer (docs/speculation.md). same: refuse it; mapped: draft from the common tokens;
+    text: draft text and tokenise it again; auto: same or mapped if it can, else text."""
+    skip: tuple[str, ...] | None = None
+    """self: sublayers that a draft pass leaves out, such as ("attn.3", "mlp.7")."""
+    exit_layer: int | None = None
+    """self: leave out everything from this layer on."""
+    skip_file: str | None = None
+    """self: where `nightdraft calibrate` put the skip set. Without skip, exit_layer and skip_file the one that was
+    calibrated for the target on this machine is taken."""
     max_draft_tokens: int = 4
     """Depth of the draft: tokens along one path."""
     tree_width: int | None = None
@@ -105,6 +123,7 @@ class SpeculationConfig:
         for method in self.row_methods:
             _one_of("row_methods", method, METHODS)
         self._check_draft()
+        self._check_self()
         if not 1 <= self.max_draft_tokens <= 32:
             raise InvalidConfig(f"max_draft_tokens must be 1 to 32, got {self.max_draft_tokens}")
         self._check_tree()
@@ -129,6 +148,25 @@ class SpeculationConfig:
         if self.draft and not drafters:
             raise InvalidConfig(f"draft is set, but method is {self.method}: only {', '.join(DRAFTERS)} take a draft")
 
+        for name, default in (("draft_dtype", None), ("vocabulary", "auto")):
+            if getattr(self, name) != default and "draft_model" not in self.methods:
+                raise InvalidConfig(f"{name} is set, but method is {self.method}: only draft_model has one")
+        if self.draft_dtype is not None:
+            _one_of("draft_dtype", self.draft_dtype, DRAFT_DTYPES)
+        _one_of("vocabulary", self.vocabulary, VOCABULARIES)
+
+    def _check_self(self) -> None:
+        chosen = [name for name in ("skip", "exit_layer", "skip_file") if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            raise InvalidConfig(f"{' and '.join(chosen)} each say what method self skips: set one of them")
+        if chosen and "self" not in self.methods:
+            raise InvalidConfig(f"{chosen[0]} is set, but method is {self.method}: only self skips sublayers")
+        if self.skip is not None:
+            object.__setattr__(self, "skip", tuple(self.skip))
+            for name in self.skip:
+                if not re.fullmatch(r"(attn|mlp)\.\d+", name):
+                    raise InvalidConfig(f'skip names sublayers such as "attn.3" and "mlp.7", got {name!r}')
+
     def _check_tree(self) -> None:
         object.__setattr__(self, "tree_paths", _rank_paths(self.tree_paths))
         if self.tree_width is not None and not 1 <= self.tree_width <= MAX_TREE_WIDTH:
@@ -140,8 +178,8 @@ class SpeculationConfig:
         if self.tree_paths:
             self._check_paths(self.tree_paths)
         is_tree = (self.tree_width or 1) > 1 or self.tree_nodes is not None or self.tree_paths
-        if is_tree and not set(DRAFTERS) & set(self.methods):
-            raise InvalidConfig(f"drafts of method {self.method} are chains: trees need one of {', '.join(DRAFTERS)}")
+        if is_tree and not set(SCORERS) & set(self.methods):
+            raise InvalidConfig(f"drafts of method {self.method} are chains: trees need one of {', '.join(SCORERS)}")
 
     def _check_paths(self, paths: tuple[RankPath, ...]) -> None:
         if self.tree_width is not None or self.tree_nodes is not None:

@@ -7,9 +7,18 @@ from dataclasses import replace
 import pytest
 
 from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests, oracle, run
+from tests.workers.engine.speculators.drafts import (
+    eagle3_tensors,
+    random_heads,
+    safeailab3,
+    write_eagle,
+    write_heads,
+)
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
+from workers.engine.models.scripted import HIDDEN, Script
 
 REQUESTS = mixed_requests(200)
+VOCAB = Script.parse(TARGET).vocab
 
 METHODS = {
     "none": SpeculationConfig(),
@@ -27,6 +36,13 @@ METHODS = {
     ),
     "self draft": SpeculationConfig(method="draft_model", draft="target", max_draft_tokens=5),
     "self draft tree": SpeculationConfig(method="draft_model", draft="target", max_draft_tokens=3, tree_width=2),
+    "self": SpeculationConfig(method="self", skip=("mlp.0",), max_draft_tokens=5, policy="fixed"),
+    "self tree": SpeculationConfig(method="self", skip=("attn.0", "mlp.0"), tree_width=3, policy="fixed"),
+    "self dynamic tree": SpeculationConfig(
+        method="self", skip=("attn.0", "mlp.0"), tree_width=3, tree_nodes=4, policy="fixed"
+    ),
+    "medusa": SpeculationConfig(method="medusa", draft="heads", max_draft_tokens=2, tree_width=2, policy="fixed"),
+    "eagle": SpeculationConfig(method="eagle", draft="layer", max_draft_tokens=2, tree_width=2, policy="fixed"),
     "threshold": SpeculationConfig(method="ngram", max_draft_tokens=8, ngram_min=1, policy="threshold"),
 }
 
@@ -44,10 +60,31 @@ def truth() -> dict[object, Completion]:
     return run(engine(max_batch=1, prefix_reuse=False), REQUESTS)
 
 
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, str]:
+    """Heads and a draft layer for the scripted target's hidden states, with random weights."""
+    folder = tmp_path_factory.mktemp("drafts")
+    layer = safeailab3(
+        hidden_size=24, head_dim=8, target_hidden_size=HIDDEN, draft_vocab_size=VOCAB,
+        eagle_aux_hidden_state_layer_ids=[0],
+    )  # fmt: skip
+    tensors = eagle3_tensors(
+        features=1, hidden=24, head_dim=8, feature_size=HIDDEN, draft_vocab=VOCAB, target_vocab=VOCAB
+    )
+    return {
+        "heads": write_heads(folder / "heads", random_heads(3, hidden=HIDDEN, vocab=VOCAB)),
+        "layer": write_eagle(folder / "layer", layer, tensors),
+    }
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS)
-def test_same_tokens_by_every_method(method: str, setting: str, truth: dict[object, Completion]) -> None:
-    core = engine(speculation=METHODS[method], **SETTINGS[setting])
+def test_same_tokens_by_every_method(
+    method: str, setting: str, truth: dict[object, Completion], drafts: dict[str | None, str]
+) -> None:
+    speculation = METHODS[method]
+    speculation = replace(speculation, draft=drafts.get(speculation.draft, speculation.draft))
+    core = engine(speculation=speculation, **SETTINGS[setting])
     done = run(core, REQUESTS)
     assert answers(done) == answers(truth)
     if setting == "preempting":

@@ -20,6 +20,7 @@ from workers.engine.kernels.elementwise import Rotation, add_norm, rotate_and_ca
 from workers.engine.kv_cache import FINAL, CacheShape, KVCache
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.linear import Linear, pack
+from workers.engine.models.skipping import NOTHING, SkipSet
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
@@ -73,15 +74,19 @@ class FusedExecutor:
         self.vocab_size = int(head.weight.shape[0])
         self._head = pack([head.weight])
 
-    @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
+        return self.forward_skipping(batch, cache, NOTHING)
+
+    @torch.inference_mode()
+    def forward_skipping(self, batch: Batch, cache: KVCache, skip: SkipSet) -> ModelOutput:
         hidden = self._embedding.index_select(0, batch.input_ids)  # [T, N], the residual stream
-        delta = self._run_layers(hidden, batch, cache)
+        delta = self._run_layers(hidden, batch, cache, skip)
         if FINAL in cache.hidden:
             normed = self._final_norm(hidden, delta)
             write_hidden(normed, FINAL, batch, cache)
             return ModelOutput(self._head(normed.index_select(0, batch.logits_rows)))
-        hidden, delta = (tensor.index_select(0, batch.logits_rows) for tensor in (hidden, delta))
+        hidden = hidden.index_select(0, batch.logits_rows)
+        delta = None if delta is None else delta.index_select(0, batch.logits_rows)
         return ModelOutput(self._head(self._final_norm(hidden, delta)))
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -91,12 +96,12 @@ class FusedExecutor:
         logits: torch.Tensor = self._head(hidden)
         return logits
 
-    def _final_norm(self, hidden: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    def _final_norm(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
         normed = torch.empty_like(hidden)
         add_norm(hidden, delta, self._norm, self._eps, normed)
         return normed
 
-    def _run_layers(self, hidden: torch.Tensor, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def _run_layers(self, hidden: torch.Tensor, batch: Batch, cache: KVCache, skip: SkipSet) -> torch.Tensor | None:
         """Advance `hidden` in place; returns what the last layer still has to add to it."""
         plan = self.attention.prepare(batch, cache)
         count, rotation = len(hidden), self._rotation
@@ -105,18 +110,20 @@ class FusedExecutor:
         gated = torch.empty((count, self._intermediate), dtype=hidden.dtype)
         delta: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
-            add_norm(hidden, delta, layer.attention_norm, self._eps, normed)
-            write_hidden(hidden, index, batch, cache)
-            qkv = layer.qkv(normed)
-            rotate_and_cache(
-                qkv, batch.positions, batch.slots, rotation, layer.head_norms, self._eps,
-                cache.keys[index], cache.values[index],
-            )  # fmt: skip
-            attended = plan.attend(qkv.view(heads)[:, : rotation.heads], index, self._scale)
-            add_norm(hidden, layer.out(attended.view(count, -1)), layer.mlp_norm, self._eps, normed)
-            silu_mul(layer.gate_up(normed), gated)
-            delta = layer.down(gated)
-        assert delta is not None
+            if index not in skip.attention:
+                add_norm(hidden, delta, layer.attention_norm, self._eps, normed)
+                write_hidden(hidden, index, batch, cache)
+                qkv = layer.qkv(normed)
+                rotate_and_cache(
+                    qkv, batch.positions, batch.slots, rotation, layer.head_norms, self._eps,
+                    cache.keys[index], cache.values[index],
+                )  # fmt: skip
+                attended = plan.attend(qkv.view(heads)[:, : rotation.heads], index, self._scale)
+                delta = layer.out(attended.view(count, -1))
+            if index not in skip.mlp:
+                add_norm(hidden, delta, layer.mlp_norm, self._eps, normed)
+                silu_mul(layer.gate_up(normed), gated)
+                delta = layer.down(gated)
         return delta
 
 

@@ -21,6 +21,7 @@ from workers.engine.batch import Batch
 from workers.engine.errors import InvalidConfig
 from workers.engine.kv_cache import CacheShape, KVCache
 from workers.engine.models.executor import LoadedModel, ModelOutput
+from workers.engine.models.skipping import NOTHING, SkipSet
 from workers.engine.tokenizer import ByteTokenizer
 
 PREFIX = "scripted:"
@@ -38,6 +39,8 @@ class Script:
     """0: the next token depends on the whole prefix; k: on the last k tokens only, which makes text repeat."""
     eos_every: int = 64
     """EOS comes about once in so many tokens; 0: never."""
+    layers: int = 1
+    """Layers that a skip set may name. Each skipped sublayer disturbs the logits a little."""
     sharpness: float = 4.0
     """Standard deviation of the logits: how peaked the next-token distribution is."""
     delay_ms: float = 0.0
@@ -73,27 +76,49 @@ class ScriptedExecutor:
             raise InvalidConfig(f"scripted model: vocab must be at least 257, got {script.vocab}")
         self.script = script
         # float64 holds the 52-bit hashes exactly.
-        self.cache_shape = CacheShape(1, 1, max(1, script.order), torch.float64, torch.device("cpu"), HIDDEN)
+        self.cache_shape = CacheShape(
+            max(1, script.layers), 1, max(1, script.order), torch.float64, torch.device("cpu"), HIDDEN
+        )
         self.vocab_size = script.vocab
         self.max_model_len = script.max_len
         rng = np.random.default_rng(script.seed)
         self._columns = rng.integers(1, 2**63, size=script.vocab, dtype=np.uint64) | np.uint64(1)
 
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
+        return self.forward_skipping(batch, cache, NOTHING)
+
+    def forward_skipping(self, batch: Batch, cache: KVCache, skip: SkipSet) -> ModelOutput:
         if self.script.delay_ms:
             time.sleep(self.script.delay_ms / 1000)
         self._obey_markers(batch)
-        states = self._advance(batch, cache)
+        states = self._advance(batch, cache, approximate=len(skip) > 0)
         for layer in cache.hidden:
             write_hidden(torch.from_numpy(_hidden(states, layer)), layer, batch, cache)
-        return ModelOutput(torch.from_numpy(self._logits(states[batch.logits_rows.numpy()])))
+        states = states[batch.logits_rows.numpy()]
+        return ModelOutput(torch.from_numpy(self._logits(states) + self._disturbance(states, skip)))
 
-    def _advance(self, batch: Batch, cache: KVCache) -> NDArray[np.uint64]:
-        """Write each row's state into its slot, reading its parent's; returns [T] uint64 hashes."""
-        memory = cache.keys[0].numpy()[:, 0, :]
+    def _disturbance(self, states: NDArray[np.uint64], skip: SkipSet) -> NDArray[np.float32]:
+        """[R, V]: noise of each skipped sublayer's own, a tenth as large as the logits, which depends on the state."""
+        noise = np.zeros((len(states), self.vocab_size), np.float32)
+        salts = [*(2 * layer + 1 for layer in skip.attention), *(2 * layer + 2 for layer in skip.mlp)]
+        for salt in sorted(salts):
+            with np.errstate(over="ignore"):
+                salted = states * np.uint64(2 * salt + 1)
+            noise += 0.1 * np.clip(self._logits(salted), -5 * self.script.sharpness, 5 * self.script.sharpness)
+        return noise
+
+    def _advance(self, batch: Batch, cache: KVCache, *, approximate: bool) -> NDArray[np.uint64]:
+        """Write each row's state into its slot, reading its parent's; returns [T] uint64 hashes.
+
+        What an approximate pass writes is marked; a real model's would be wrong, and an exact pass must not read it.
+        """
+        memory, marks = cache.keys[0].numpy()[:, 0, :], cache.values[0].numpy()[:, 0, 0]
         states = np.zeros(batch.input_ids.shape[0], dtype=np.uint64)
         slots, tokens = batch.slots.tolist(), batch.input_ids.tolist()
         for row, (parent, token) in enumerate(zip(_parent_slots(batch), tokens, strict=True)):
+            if parent is not None and marks[parent] and not approximate:
+                raise RuntimeError(f"slot {parent} was written by a pass that skips sublayers, and is read as exact")
+            marks[slots[row]] = approximate
             states[row] = self._step(memory, parent, slots[row], token)
         return states
 

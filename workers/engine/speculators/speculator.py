@@ -57,6 +57,7 @@ REGISTRY = {
     "ngram": "workers.engine.speculators.ngram:NgramSpeculator",
     "suffix": "workers.engine.speculators.suffix:SuffixSpeculator",
     "draft_model": "workers.engine.speculators.draft_model:DraftModelSpeculator",
+    "self": "workers.engine.speculators.self_draft:SelfSpeculator",
     "medusa": "workers.engine.speculators.medusa:MedusaSpeculator",
     "eagle": "workers.engine.speculators.eagle:EagleSpeculator",
 }
