@@ -131,9 +131,14 @@ def test_a_length_known_before_the_token_is_allowed(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_wrong_dropping_an_unlikely_token_that_was_drawn(rule: str) -> None:
+@pytest.mark.parametrize(
+    "dropped",
+    [low, lambda path, q: path[-1] == 0],
+    ids=["an unlikely token", "a token that ends the sequence"],
+)
+def test_wrong_dropping_what_was_drawn(rule: str, dropped: Callable[[Path, Array], bool]) -> None:
     toy = Toy(3, 3, 2)
-    assert off(toy, chains(toy, 3, lambda path, q: "drop" if low(path, q) else "go"), rule) > 1e-3
+    assert off(toy, chains(toy, 3, lambda path, q: "drop" if dropped(path, q) else "go"), rule) > 1e-3
 
 
 @pytest.mark.parametrize("rule", RULES)
