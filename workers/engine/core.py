@@ -26,7 +26,7 @@ from workers.engine.speculators.mixed import MixedSpeculator
 from workers.engine.speculators.speculator import Speculator, SpeculatorContext, make_speculators
 from workers.engine.stats import EngineSnapshot, StepProfile
 from workers.engine.tree import EMPTY
-from workers.engine.verifier import RULES, Verdict, Verifier
+from workers.engine.verifier import Verdict, Verifier, make_verifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ class EngineCore:
         self.speculator = MixedSpeculator(make(SpeculatorContext(config, self.model, self.cache)))
         self.cache.keep_hidden(self.speculator.hidden_layers)
         self.controller: Controller = make_controller(config.speculation)
-        self.verifier: Verifier = RULES[config.speculation.verify]()
+        self.verifier: Verifier = make_verifier(config.speculation)
         self.batcher = Batcher(
             self.cache,
             max_batch=config.max_batch,
@@ -193,7 +193,7 @@ class EngineCore:
         self.controller.release(seq)
         del self._sequences[seq.request.id]
         self._totals.count(seq.stats)
-        return completion_of(seq, self.model.tokenizer, self.speculator.method_of(seq))
+        return completion_of(seq, self.model.tokenizer, self.config.speculation.label(self.speculator.method_of(seq)))
 
     # ------------------------------------------------------------ reporting
 
