@@ -192,6 +192,8 @@ class EngineCore:
         self.speculator.release(seq)
         self.controller.release(seq)
         del self._sequences[seq.request.id]
+        if seq.error is not None:
+            return failure(seq.request, seq.error)
         self._totals.count(seq.stats)
         return completion_of(seq, self.model.tokenizer, self.config.speculation.label(self.speculator.method_of(seq)))
 

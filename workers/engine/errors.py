@@ -27,6 +27,12 @@ class EmptyPrompt(EngineError):
     code = "empty_prompt"
 
 
+class SamplingFailed(EngineError):
+    """No token can be sampled: every one is masked, or the model's logits are not numbers."""
+
+    code = "sampling_failed"
+
+
 class UnsupportedModel(EngineError):
     """The model needs something that the chosen backend does not honour."""
 

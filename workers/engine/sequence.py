@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from workers.engine.detokenizer import StopScanner
+from workers.engine.errors import EngineError
 from workers.engine.request import FinishReason, Request, TokenLogprob
 from workers.engine.sampling_params import SamplingParams
 from workers.engine.stats import AcceptanceStats
@@ -49,6 +50,7 @@ class Sequence:
     """Watches for stop strings; None when the request has none."""
     stopped_text: str | None = None
     """The output text up to the stop string that ended it."""
+    error: EngineError | None = None
     num_preemptions: int = 0
     submitted: float = field(default_factory=time.monotonic)
     admitted: float | None = None
@@ -93,6 +95,11 @@ class Sequence:
         if self.params.needs_history:
             self.counts[token] = self.counts.get(token, 0) + 1
         self.finish_reason = self._why_finished(token)
+
+    def fail(self, error: EngineError) -> None:
+        """End in an error instead of an answer."""
+        self.error = error
+        self.finish_reason = FinishReason.ERROR
 
     def ends_with(self, token: int) -> bool:
         """Whether emitting `token` would end the sequence by its id alone; such a token is not worth drafting."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workers.engine.helpers import answers, engine, run
-from workers.engine import FinishReason, Request, SamplingParams
+from workers.engine import FinishReason, Request, SamplingParams, SpeculationConfig
 
 
 def request(index: int, prompt: int, max_tokens: int = 8) -> Request:
@@ -97,3 +97,20 @@ def test_a_shared_system_prompt_is_computed_once_even_in_one_step() -> None:
     done = run(core, requests)
     assert core.cache.num_reused_tokens == 7 * (len(prompt) // 4) * 4
     assert answers(done) == answers(run(engine(prefix_reuse=False), requests))
+
+
+@pytest.mark.parametrize("verify", ["exact", "rejection", "typical"])
+def test_a_request_that_cannot_be_sampled_fails_alone(verify: str) -> None:
+    """Everything is masked from its third token on; the others of its batch do not notice."""
+    speculation = SpeculationConfig(method="draft_model", draft="target", verify=verify, policy="fixed")
+    bad_words = tuple((token,) for token in range(257) if token not in (65, 66))
+    params = SamplingParams(
+        max_tokens=20, ignore_eos=True, bad_words=(*bad_words, (65, 65), (66, 65), (65, 66), (66, 66))
+    )
+    good = [request(index, 5, 12) for index in range(4)]
+    core = engine(speculation=speculation)
+    done = run(core, [*good, Request("bad", [1, 2, 3], params)])
+    assert done["bad"].error_code == "sampling_failed"
+    assert done["bad"].token_ids == ()
+    assert all(len(done[r.id].token_ids) == 12 for r in good)
+    assert core.snapshot().finished == 4

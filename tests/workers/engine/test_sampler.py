@@ -13,8 +13,9 @@ from scipy import stats
 
 from workers.engine.errors import InvalidParams
 from workers.engine.kernels.philox import gumbel_rows
+from workers.engine.kernels.sampling import INVALID, MASKED
 from workers.engine.request import Request
-from workers.engine.sampler import RowContext, SamplingFailed, perturbed_top_k, sample, validate_params
+from workers.engine.sampler import RowContext, perturbed_top_k, sample, validate_params
 from workers.engine.sampling_params import SamplingParams
 from workers.engine.sequence import Sequence
 
@@ -390,26 +391,26 @@ def test_the_coldest_temperatures_choose_among_exact_ties_only(temperature: floa
     "params", [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(top_p=0.5, temperature=1.0)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_rows_without_an_answer_are_named(params: SamplingParams, dtype: torch.dtype) -> None:
+def test_rows_without_an_answer_are_told_apart(params: SamplingParams, dtype: torch.dtype) -> None:
     logits = torch.randn(5, 2000, generator=torch.Generator().manual_seed(8)).to(dtype)
     expected = sample(logits, [row(params)] * 5).tokens
     logits[1] = -torch.inf
     logits[2, 1500] = math.nan
     logits[3, 1999] = -math.nan
     logits[4, 0] = math.inf
-    with pytest.raises(SamplingFailed, match=r"masked in rows \[1\].*infinite in rows \[2, 3, 4\]") as failure:
-        sample(logits, [row(params)] * 5)
-    assert failure.value.rows == (1, 2, 3, 4)
-    assert sample(logits[:1], [row(params)]).tokens == expected[:1]
-    with pytest.raises(SamplingFailed, match=r"rows \[2, 3, 4\]"):
-        perturbed_top_k(logits, [row(params)] * 5, 2)
-    assert perturbed_top_k(logits[1:2], [row(params)], 2)[0].tolist() == [[-1, -1]]
+    assert sample(logits, [row(params)] * 5).tokens == [expected[0], MASKED, INVALID, INVALID, INVALID]
+    tokens, scores = perturbed_top_k(logits, [row(params)] * 5, 2)
+    assert tokens[0, 0] == expected[0]
+    assert tokens[1:].tolist() == [[MASKED] * 2, *[[INVALID] * 2] * 3]
+    assert not (scores[1:] > -math.inf).any()
 
 
-def test_masking_everything_is_an_error() -> None:
-    params = SamplingParams(logit_bias=dict.fromkeys(range(4), -math.inf))
-    with pytest.raises(SamplingFailed, match="every token is masked"):
-        sample(torch.zeros(1, 4), [row(params)])
+def test_a_row_may_be_masked_by_its_parameters() -> None:
+    params = SamplingParams(logit_bias=dict.fromkeys(range(4), -math.inf), logprobs=1)
+    sampled = sample(torch.zeros(2, 4), [row(params), row(SamplingParams(logprobs=0))])
+    assert sampled.tokens == [MASKED, 0]
+    assert sampled.logprobs[0] is None
+    assert sampled.logprobs[1] is not None
 
 
 def test_wrong_shapes_are_refused() -> None:

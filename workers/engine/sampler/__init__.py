@@ -1,6 +1,6 @@
 """The sampler: a pure function of (logits row, sampling parameters, tokens so far, key, position)."""
 
-from workers.engine.sampler.checks import SamplingFailed, validate_params
+from workers.engine.sampler.checks import validate_params
 from workers.engine.sampler.context import RowContext
 from workers.engine.sampler.distributions import distributions
 from workers.engine.sampler.logprobs import logprobs_of
@@ -9,7 +9,6 @@ from workers.engine.sampler.pipeline import Sampled, perturbed_top_k, sample
 __all__ = [
     "RowContext",
     "Sampled",
-    "SamplingFailed",
     "distributions",
     "logprobs_of",
     "perturbed_top_k",

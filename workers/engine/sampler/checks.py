@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
-from workers.engine.errors import EngineError, InvalidParams
+from workers.engine.errors import InvalidParams
 from workers.engine.sampling_params import SamplingParams
 
 _LARGEST_BIAS = float(np.finfo(np.float32).max)
-
-
-class SamplingFailed(EngineError):
-    """Rows that no token can be sampled from. The other rows of the call may be sampled again without them."""
-
-    code = "sampling_failed"
-
-    def __init__(self, masked: Sequence[int], invalid: Sequence[int]) -> None:
-        reasons = []
-        if masked:
-            what_to_do = "loosen logit_bias, bad_words, stop_token_ids or min_tokens"
-            reasons.append(f"every token is masked in rows {list(masked)}; {what_to_do}")
-        if invalid:
-            reasons.append(f"logits are NaN or infinite in rows {list(invalid)}; check the model's weights and dtype")
-        super().__init__("cannot sample: " + ", and ".join(reasons))
-        self.rows = tuple(sorted({*masked, *invalid}))
-        """Indices in the call."""
 
 
 def validate_params(params: SamplingParams, vocab_size: int) -> None:

@@ -14,8 +14,9 @@ from workers.engine.sampler.parts import draw_plain, on_host
 
 
 def logprobs_of(logits: torch.Tensor, rows: Seq[RowContext], tokens: Seq[int]) -> list[TokenLogprob | None]:
-    """Those of one token per row of `logits` [R, V], for the rows that ask; empty when none does."""
-    wanted = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    """Those of one token per row of `logits` [R, V], for the rows that ask and have a token; empty when none does."""
+    asking = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    wanted = {i: count for i, count in asking.items() if tokens[i] >= 0}
     if not wanted:
         return []
     host, at = on_host(logits, np.array(list(wanted)))

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from workers.engine.kernels.sampling import INVALID, MASKED
 from workers.engine.request import TokenLogprob
-from workers.engine.sampler.checks import SamplingFailed
 from workers.engine.sampler.context import RowContext
 from workers.engine.sampler.logprobs import logprobs_of
 from workers.engine.sampler.parts import parts, readable
@@ -18,17 +16,17 @@ from workers.engine.sampler.parts import parts, readable
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token per row. `logprobs` is empty when no row asks for any, else it has one entry per row."""
+    """One token per row, or MASKED or INVALID (both negative) where none can be sampled.
+
+    `logprobs` is empty when no row asks for any, else it has one entry per row.
+    """
 
     tokens: list[int]
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
 
 def sample(logits: torch.Tensor, rows: Seq[RowContext]) -> Sampled:
-    """Sample the next token of each row of `logits` [R, V]; a row's result depends on that row alone.
-
-    Raises SamplingFailed, which names the rows, where every token is masked or a logit is NaN or +inf.
-    """
+    """Sample the next token of each row of `logits` [R, V]; a row's result depends on that row alone."""
     logits = readable(logits, rows)
     tokens = np.empty(len(rows), np.int64)
     for part in parts(logits, rows):
@@ -38,8 +36,6 @@ def sample(logits: torch.Tensor, rows: Seq[RowContext]) -> Sampled:
             tokens[part.index[cold]] = part.argmax(cold)
         if warm:
             tokens[part.index[warm]] = part.draw(warm, 1).tokens[:, 0]
-    if tokens.min(initial=0) < 0:
-        raise SamplingFailed(np.flatnonzero(tokens == MASKED).tolist(), np.flatnonzero(tokens == INVALID).tolist())
     result: list[int] = tokens.tolist()
     return Sampled(result, logprobs_of(logits, rows, result))
 
@@ -48,8 +44,8 @@ def perturbed_top_k(logits: torch.Tensor, rows: Seq[RowContext], k: int) -> tupl
     """The k best tokens of each row by log q + noise, best first: ids [R, k] int64 and scores [R, k] float32.
 
     The first one is what `sample` would return. At temperature 0 there is neither noise nor filter and the scores are
-    log-probabilities. Where fewer than k tokens are allowed the rest is -1 with score -inf. Raises SamplingFailed,
-    which names the rows, where a logit is NaN or +inf.
+    log-probabilities. Where fewer than k tokens are allowed the rest is MASKED with score -inf; a row with a logit that
+    is NaN or +inf is INVALID throughout.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
@@ -58,6 +54,4 @@ def perturbed_top_k(logits: torch.Tensor, rows: Seq[RowContext], k: int) -> tupl
     for part in parts(logits, rows):
         drawn = part.draw(range(len(part.rows)), k, masses=True)
         tokens[part.index], scores[part.index] = drawn.tokens, drawn.scores - drawn.log_masses[:, None]
-    if tokens.min(initial=0) == INVALID:
-        raise SamplingFailed([], np.flatnonzero(tokens[:, 0] == INVALID).tolist())
     return torch.from_numpy(tokens), torch.from_numpy(scores)

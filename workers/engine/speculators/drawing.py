@@ -65,14 +65,14 @@ def draw_candidates(
 
 def _draw_apart(logits: torch.Tensor, rows: Seq[RowContext], count: int) -> Candidates:
     """Draws without replacement; scores are log q."""
-    q = distributions(logits, rows, allow_masked=True)
+    q = distributions(logits, rows)
     uniforms = draft_uniforms([Place(row.seq.key, len(row.seq), len(row.path)) for row in rows], count)
     tokens = torch.full((len(rows), count), -1)
     scores = torch.full((len(rows), count), -torch.inf)
     rest = q if count == 1 else q.clone()
     for sibling in range(count):
         drawn = choose(rest, uniforms[:, sibling])
-        found = torch.nonzero(drawn < q.shape[1])[:, 0]  # elsewhere nothing is left to draw
+        found = torch.nonzero(drawn >= 0)[:, 0]  # elsewhere nothing is left to draw
         tokens[found, sibling] = drawn[found]
         scores[found, sibling] = q[found, drawn[found]].log().float()
         if sibling + 1 < count:

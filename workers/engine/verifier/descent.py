@@ -9,9 +9,15 @@ from typing import Protocol
 import torch
 
 from workers.engine.batch import Feed
+from workers.engine.errors import SamplingFailed
 from workers.engine.request import TokenLogprob
 from workers.engine.sequence import Sequence
 from workers.engine.tree import ROOT
+
+_IMPOSSIBLE = (
+    "no token can be sampled: every one is masked (loosen logit_bias, bad_words, stop_token_ids or min_tokens), or the "
+    "model's logits are NaN or infinite (check its weights and dtype)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,14 @@ class Descent:
         return None if probabilities is None or draw is None else probabilities[draw]
 
     def emit(self, token: int, child: int | None, logprob: TokenLogprob | None = None) -> bool:
-        """Emit the token that `child` carries, or with None the bonus. True when the walk goes on from the child."""
+        """Emit the token that `child` carries, or with None the bonus. True when the walk goes on from the child.
+
+        A negative token, for a row that nothing can be sampled from, ends the sequence in an error.
+        """
         seq = self.feed.seq
+        if token < 0:
+            seq.fail(SamplingFailed(_IMPOSSIBLE))
+            return False
         seq.emit(token)
         if logprob is not None:
             seq.logprobs.append(logprob)
@@ -87,7 +99,7 @@ class Descent:
         return True
 
     def close(self) -> Verdict:
-        """Count the step."""
+        """Count the step. What a failed sequence emitted is thrown away, and so is its count."""
         seq, tree = self.feed.seq, self.feed.tree
         trimmed = sum(depth > self.emitted for depth in tree.depths()) if seq.finished else 0
         accepted = len(self._path)

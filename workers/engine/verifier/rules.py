@@ -15,12 +15,12 @@ NONE = -1
 
 
 def choose(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """[A] token ids: the inverse distribution function of `weights` [A, V], of any positive sum, at `uniforms`; V where
-    a row has no weight at all."""
+    """[A] token ids: the inverse distribution function of `weights` [A, V], of any positive sum, at `uniforms`; NONE
+    where a row has no weight at all."""
     sums = weights.cumsum(1, dtype=torch.float64)
     totals = sums[:, -1]
     targets = torch.minimum(uniforms * totals, torch.nextafter(totals, torch.zeros_like(totals)))
-    return torch.searchsorted(sums, targets[:, None], right=True)[:, 0]
+    return torch.where(totals > 0, torch.searchsorted(sums, targets[:, None], right=True)[:, 0], NONE)
 
 
 def try_siblings(p: torch.Tensor, q: torch.Tensor | None, tokens: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

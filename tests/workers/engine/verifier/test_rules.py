@@ -11,7 +11,7 @@ import torch
 from workers.engine import Request, SamplingParams, SpeculationConfig
 from workers.engine.batch import Feed
 from workers.engine.errors import InvalidConfig
-from workers.engine.sampler import RowContext, SamplingFailed, distributions, sample
+from workers.engine.sampler import RowContext, distributions, sample
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.drawing import DraftNoise
 from workers.engine.speculators.growth import TreeGrowth, extend_all
@@ -68,16 +68,14 @@ def test_distributions_are_what_is_sampled() -> None:
         torch.testing.assert_close(found, logits.to(dtype).to(found.dtype).softmax(1), rtol=1e-5, atol=1e-7)
 
 
-def test_rows_without_a_distribution_are_named() -> None:
+def test_rows_without_a_distribution_have_none() -> None:
     logits = torch.zeros(3, 4)
     logits[1] = -torch.inf
-    rows = [RowContext(sequence())] * 3
-    with pytest.raises(SamplingFailed, match=r"rows \[1\]"):
-        distributions(logits, rows)
-    assert distributions(logits, rows, allow_masked=True)[1].tolist() == [0.0] * 4
     logits[2, 0] = torch.nan
-    with pytest.raises(SamplingFailed, match=r"NaN .* rows \[2\]"):
-        distributions(logits, rows, allow_masked=True)
+    for params in ({}, {"temperature": 0.0}):
+        p = distributions(logits, [RowContext(sequence(**params))] * 3)
+        assert p.sum(1).tolist() == [1.0, 0.0, 0.0]
+        assert choose(p, torch.full((3,), 0.5, dtype=torch.float64)).tolist()[1:] == [-1, -1]
 
 
 def test_a_place_has_numbers_of_its_own() -> None:
