@@ -12,14 +12,16 @@ from runner.errors import UsageError
 from runner.names import with_name
 from runner.spec import JobSpec, parse_spec
 from runner.spec_file import absolute_paths, merge, read_spec_file
-from workers.engine.config import DRAFTERS
+from workers.engine.config import DRAFTERS, SCORERS
 
 JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")
-OF_ONE_METHOD = (
-    *("draft", "draft_dtype", "vocabulary", "skip", "exit_layer", "skip_file"),
-    *("tree_width", "tree_nodes", "tree_paths"),
-)
-"""Options of engine.speculation that say something about one method only."""
+OF_SOME_METHODS = {
+    **dict.fromkeys(("draft",), DRAFTERS),
+    **dict.fromkeys(("draft_dtype", "vocabulary"), ("draft_model",)),
+    **dict.fromkeys(("skip", "exit_layer", "skip_file"), ("self",)),
+    **dict.fromkeys(("tree_width", "tree_nodes", "tree_paths"), SCORERS),
+}
+"""Options of engine.speculation that only these methods have: what one of them was given is not meant for another."""
 
 
 def build_spec(inputs: Sequence[str], flags: Mapping[str, Any], settings: Sequence[str] = ()) -> JobSpec:
@@ -68,10 +70,13 @@ def _section(spec: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _settle_method(base: dict[str, Any], over: dict[str, Any]) -> None:
-    """--draft implies draft_model; another --method drops what the job file sets for its own."""
+    """--draft implies draft_model; another --method drops what the file sets for its own and no row can ask for."""
     flags, from_file = _section(over, "speculation"), _section(base, "speculation")
-    if flags.get("draft") and not flags.get("method") and from_file.get("method") not in DRAFTERS:
+    by_row = set(flags.get("row_methods") or from_file.get("row_methods") or ())
+    drafters = {from_file.get("method"), *by_row} & set(DRAFTERS)
+    if flags.get("draft") and not flags.get("method") and not drafters:
         flags["method"] = "draft_model"
     if flags.get("method") and flags["method"] != from_file.get("method"):
-        for key in OF_ONE_METHOD:
-            from_file.pop(key, None)
+        for key, methods in OF_SOME_METHODS.items():
+            if by_row.isdisjoint(methods):
+                from_file.pop(key, None)

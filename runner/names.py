@@ -8,7 +8,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from runner.spec import JobSpec, parse_spec
+from runner.spec import JobSpec, default_spec
 
 
 def with_name(spec: JobSpec) -> JobSpec:
@@ -20,7 +20,7 @@ def derive_name(spec: JobSpec) -> str:
     """`<first input>-<target>-<8 hex digits of what differs from the defaults>`, in lower case."""
     stem = _word(spec.input.paths[0].rstrip("/"))
     target = str(spec.engine["target"])
-    given = _given(spec.to_dict(), parse_spec({"input": {"paths": ["-"]}, "engine": {"target": "-"}}).to_dict())
+    given = _given(spec.to_dict(), default_spec())
     digest = hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=4).hexdigest()
     return f"{stem}-{_word(target)}-{digest}"
 

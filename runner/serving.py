@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+from typing import NoReturn
 
 import anyio
 
@@ -15,11 +17,21 @@ from runner.tables import note
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def run_worker(store: str, broker: str, concurrency: int) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code."""
+def run_worker(store: str, broker: str, concurrency: int) -> NoReturn:
+    """Serve until SIGTERM or SIGINT, and end the process with the exit code. Raises what keeps it from starting."""
     from workers.app import run_worker as serve
 
-    return serve(broker, store_url(store), concurrency)
+    _leave(serve(broker, store_url(store), concurrency))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process now. Everything is recorded and closed by now, and the interpreter's own way out could outlast
+    the ten seconds that supervisors grant after SIGTERM: it joins threads that may wait for a broker that is gone, and
+    unloads libraries whose threads may still compute."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run_scheduler(store: str, broker: str) -> int:

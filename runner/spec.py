@@ -43,6 +43,7 @@ class InputSection(BaseModel):
     messages_column: str | None = None
     id_column: str | None = None
     sampling_column: str | None = None
+    speculation_column: str | None = None
     limit: Annotated[int, SpecField(ge=0)] | None = None
 
 
@@ -126,6 +127,11 @@ def parse_spec(data: Mapping[str, Any]) -> JobSpec:
         return JobSpec.model_validate(top)
     except ValidationError as error:
         raise SpecError("; ".join(_one_line(problem) for problem in error.errors())) from error
+
+
+def default_spec() -> dict[str, Any]:
+    """Every field of a stored spec with its default; the input and the target, which have none, are "-"."""
+    return parse_spec({"input": {"paths": ["-"]}, "engine": {"target": "-"}}).to_dict()
 
 
 def engine_config(value: Any) -> EngineConfig:

@@ -39,7 +39,7 @@ def _parse(file: Path, text: str) -> Any:
 
 
 def absolute_paths(data: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The same sections with local input and model paths made absolute: workers have other directories."""
+    """The same sections with local paths made absolute: workers have other directories."""
     result = {**data}
     section = result.get("input")
     if isinstance(section, Mapping) and "paths" in section:
@@ -52,7 +52,7 @@ def absolute_paths(data: dict[str, Any], base: Path) -> dict[str, Any]:
         result["engine"] = {**engine, **_model_paths(engine, base, ("target",))}
         speculation = engine.get("speculation")
         if isinstance(speculation, Mapping):
-            result["engine"]["speculation"] = {**speculation, **_model_paths(speculation, base, ("draft",))}
+            result["engine"]["speculation"] = {**speculation, **_speculation_paths(speculation, base)}
     return result
 
 
@@ -60,6 +60,12 @@ def _input_path(path: Any, base: Path) -> Any:
     if not isinstance(path, str) or "://" in path:
         return path
     return os.path.abspath(base / Path(path).expanduser())  # noqa: PTH100 (resolve would follow symbolic links)
+
+
+def _speculation_paths(section: Mapping[str, Any], base: Path) -> dict[str, str]:
+    found = _model_paths(section, base, ("draft",))
+    file = section.get("skip_file")
+    return {**found, "skip_file": _input_path(file, base)} if isinstance(file, str) else found
 
 
 def _model_paths(section: Mapping[str, Any], base: Path, keys: tuple[str, ...]) -> dict[str, str]:

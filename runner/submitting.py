@@ -5,13 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.models import require_models
-from runner.spec import JobSpec
+from runner.spec import JobSpec, default_spec
+from runner.tables import note
 from scheduler.dataset import inspect
 from scheduler.submission import submit
 
 if TYPE_CHECKING:
     from scheduler.submission import Submission
     from storage.store import Store
+
+
+LOSSY = "typical"
+"""The verification rule that changes the distribution of the answers."""
+
+
+def warn_if_lossy(spec: JobSpec) -> None:
+    """Say that a verification rule changes what the model would answer, if it does."""
+    if spec.engine_config().speculation.verify == LOSSY:
+        note(
+            f"warning: verify {LOSSY} is lossy: the answers are not distributed as the target's own. The stored method"
+            f" of every row ends in /{LOSSY}; docs/verification.md has the rules that keep the distribution"
+        )
 
 
 def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: bool = False) -> Submission:
@@ -21,6 +35,7 @@ def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: b
     `ModelNotFound`, `InvalidConfig`, `SpecChanged`, `InputChanged` or `WrongState`, each naming what is wrong.
     """
     dataset = inspect(spec.input_spec())
+    warn_if_lossy(spec)
     if models_here:
         require_models(spec)
-    return submit(store, spec.to_dict(), dataset, new=new)
+    return submit(store, spec.to_dict(), dataset, new=new, defaults=default_spec())

@@ -16,6 +16,7 @@ from storage.records import InputSpec
 PROMPT_COLUMN = "prompt"
 MESSAGES_COLUMN = "messages"
 SAMPLING_COLUMN = "sampling_params"
+SPECULATION_COLUMN = "speculation"
 """Columns that are taken for what their name says unless the job names others."""
 
 LIST_TYPES = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
@@ -24,14 +25,21 @@ MESSAGE_FIELDS = ("role", "content")
 
 
 def resolve_columns(spec: InputSpec, schema: pa.Schema) -> InputSpec:
-    """The spec with exactly one text column, and the sampling column if there is one. Raises `InvalidInput`."""
+    """The spec with exactly one text column, and those that are found by their name. Raises `InvalidInput`."""
     settled = _with_text_column(spec, schema)
     if settled.sampling_column is None and SAMPLING_COLUMN in schema.names:
         settled = replace(settled, sampling_column=SAMPLING_COLUMN)
+    if settled.speculation_column is None and _has_speculation(schema):
+        settled = replace(settled, speculation_column=SPECULATION_COLUMN)
     problems = [*_role_problems(settled), *_column_problems(settled, schema)]
     if problems:
         raise InvalidInput(*problems)
     return settled
+
+
+def _has_speculation(schema: pa.Schema) -> bool:
+    """A column of that name which is not text means something else, and is carried."""
+    return SPECULATION_COLUMN in schema.names and _is_text(schema.field(SPECULATION_COLUMN).type)
 
 
 def duplicate_columns(file: FileMetadata) -> Iterator[str]:
@@ -95,6 +103,7 @@ def _roles(spec: InputSpec) -> dict[str, str]:
         "messages": spec.messages_column,
         "id": spec.id_column,
         "sampling": spec.sampling_column,
+        "speculation": spec.speculation_column,
     }
     return {role: name for role, name in names.items() if name}
 
@@ -115,7 +124,7 @@ def _column_problems(spec: InputSpec, schema: pa.Schema) -> Iterator[str]:
         elif not fits(schema.field(name).type):
             yield (
                 f"column {name!r} is {schema.field(name).type}, but the {role} column must be {wanted}:"
-                f" cast it, or name another with --{role}-column"
+                f" cast it, or name another with {_OPTIONS.get(role, f'--{role}-column')}"
             )
 
 
@@ -155,11 +164,15 @@ def _is_id(kind: pa.DataType) -> bool:
     return _is_text(kind) or bool(types.is_integer(kind))
 
 
+_OPTIONS = {role: f"--set input.{role}_column=NAME" for role in ("sampling", "speculation")}
+"""How the columns are named that have no option of their own."""
+
 _WANTED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "prompt": ("text (string)", _is_text),
     "messages": ("a list of {role, content} structs, or their JSON text", _is_messages),
     "id": ("text or integers", _is_id),
     "sampling": ("a struct, a map or JSON text", _is_sampling),
+    "speculation": ("text (string)", _is_text),
 }
 
 

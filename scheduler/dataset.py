@@ -29,7 +29,7 @@ class Dataset:
     num_rows: int
     """Rows of the files, or the limit if that is less."""
     input: InputSpec
-    """As asked, with the text and sampling columns settled."""
+    """As asked, with the text, sampling and speculation columns settled."""
 
 
 def inspect(spec: InputSpec) -> Dataset:

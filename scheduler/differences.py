@@ -16,17 +16,32 @@ NOT_COMPARED = ("name", "input.paths")
 
 
 def spec_hash(spec: Mapping[str, Any]) -> str:
-    """Equal for specs that `spec_differences` finds equal (a value that is null counts as not set)."""
+    """Equal for specs with the same fields (a value that is null counts as not set)."""
     fields = {field: value for field, value in _flat(spec) if field not in NOT_COMPARED}
     return hashlib.sha256(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def spec_differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Fields by dotted name, in the order of `was`, then new ones."""
-    old, new = dict(_flat(was)), dict(_flat(now))
+def spec_differences(
+    was: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> list[Difference]:
+    """Fields by dotted name, in the order of `was`, then new ones.
+
+    A stored spec may be older than a field. It then means what workers take it for: the field's default of today.
+    """
+    old, new = dict(_flat(_completed(was, defaults or {}))), dict(_flat(now))
     fields = [field for field in {**old, **new} if field not in NOT_COMPARED]
     changed = [field for field in fields if old.get(field) != new.get(field)]
     return [Difference(field, _shown(old.get(field)), _shown(new.get(field))) for field in changed]
+
+
+def _completed(spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec with the defaults of the fields that it lacks; one that is null is there."""
+    result = dict(spec)
+    for key, default in defaults.items():
+        value = result.setdefault(key, default)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            result[key] = _completed(value, default)
+    return result
 
 
 def input_differences(was: Sequence[InputFile], now: Sequence[InputFile]) -> list[Difference]:

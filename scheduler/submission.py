@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -29,11 +29,19 @@ class Submission:
     """The job was there before, with the same spec and input."""
 
 
-def submit(store: Store, spec: dict[str, Any], dataset: Dataset, *, new: bool = False) -> Submission:
+def submit(
+    store: Store,
+    spec: dict[str, Any],
+    dataset: Dataset,
+    *,
+    new: bool = False,
+    defaults: Mapping[str, Any] | None = None,
+) -> Submission:
     """Store a job with all its chunks, or find the one that it repeats.
 
     A job of the same name, spec and input is resumed: a cancelled, failed or expired one is opened again, a running or
     completed one is returned as it is. `new` makes a fresh job under the first free of NAME, NAME-2, NAME-3, ...
+    `defaults` holds the default of every field of a spec: what a job means that was stored before a field existed.
     The columns that inspection settled on become part of the stored spec. A dataset without rows completes at once.
 
     Raises `InvalidJob`, `SpecChanged`, `InputChanged`, and `WrongState` for a job that is being cancelled or that was
@@ -44,7 +52,7 @@ def submit(store: Store, spec: dict[str, Any], dataset: Dataset, *, new: bool = 
     while True:
         existing = store.find_job(name)
         if existing is not None and not new:
-            return Submission(_rejoined(store, existing, spec, dataset), resumed=True)
+            return Submission(_rejoined(store, existing, spec, dataset, defaults), resumed=True)
         try:
             return Submission(_created(store, {**spec, "name": next_free_name(store, name)}, dataset), resumed=False)
         except JobExists:
@@ -80,8 +88,10 @@ def _chunks(job: Job, dataset: Dataset) -> Iterator[Chunk]:
     return (replace(chunk, job_id=job.id) for chunk in plan_chunks(dataset, job.spec.get("chunk_rows")))
 
 
-def _rejoined(store: Store, job: Job, spec: dict[str, Any], dataset: Dataset) -> Job:
-    if changed := spec_differences(job.spec, spec):
+def _rejoined(
+    store: Store, job: Job, spec: dict[str, Any], dataset: Dataset, defaults: Mapping[str, Any] | None
+) -> Job:
+    if changed := spec_differences(job.spec, spec, defaults):
         raise SpecChanged(f"job {job.name!r} exists with another spec:", changed, OTHERWISE)
     if changed := input_differences(store.input_files(job.id), dataset.files):
         raise InputChanged(f"the input of job {job.name!r} has changed since it was submitted:", changed, OTHERWISE)

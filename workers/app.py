@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 DEFAULT_CONCURRENCY = 3
 """Chunks at a time: while one runs out of rows the others keep the running batch full."""
 
+STORE_PATIENCE = 5.0
+"""Seconds that one call waits for a store that is down: less than `STOP_SECONDS`, so that a signal is heard in time.
+Between such calls the chunks see to it themselves that a store may be away for longer (`workers.patience`)."""
+
 STOP_SECONDS = 8.0
 """After SIGTERM a worker that is not through by then ends at once; leases and messages come back by themselves."""
 
@@ -63,7 +67,7 @@ def run_worker(
     past that it ends the process. Call it from the main thread. Raises what `Store.open` raises.
     """
     app = create_app(broker_url, overrides)
-    with Store.open(store_url) as store, Worker(store, factory=factory) as worker:
+    with Store.open(store_url, patience=STORE_PATIENCE) as store, Worker(store, factory=factory) as worker:
         register(app, worker)
         drain = _Drain(worker)
         worker_shutting_down.connect(drain)

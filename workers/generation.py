@@ -36,6 +36,7 @@ class Generation:
     ) -> None:
         self._settings = settings
         self._key = (chunk.id, chunk.epoch)
+        self._job_id = chunk.job_id
         self._recorded = recorded
         self._writer = writer
         self._check = check
@@ -88,7 +89,7 @@ class Generation:
             yield requests
 
     def _opened(self, prepared: PreparedRow, samples: list[int]) -> list[Request]:
-        requests = prepared.requests(self._key, samples, self._settings.seed)
+        requests = prepared.requests(self._key, samples, self._settings.seed, self._job_id)
         for request in requests:
             self._open[request.id] = (prepared.row, request.params)
         return requests

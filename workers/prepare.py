@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from workers.engine.errors import EmptyPrompt, PromptTooLong
+from workers.engine.errors import EmptyPrompt, InvalidParams, PromptTooLong
 from workers.engine.request import Request
 from workers.engine.sampling_params import SamplingParams
 from workers.engine.tokenizer import TextTokenizer
@@ -16,6 +17,7 @@ from workers.rows import Row
 from workers.sampling import SamplingMerger
 from workers.seeds import derive_seed
 from workers.settings import JobSettings
+from workers.suggest import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +29,19 @@ class PreparedRow:
     row: Row
     token_ids: Sequence[int]
     params: SamplingParams
+    method: str | None = None
+    """Speculation method of this row; None is the job's own."""
 
-    def requests(self, key: tuple[int, ...], samples: Iterable[int], job_seed: int) -> list[Request]:
-        """The requests of these samples; their ids are `(*key, row index, sample)`."""
+    def requests(self, key: tuple[int, ...], samples: Iterable[int], job_seed: int, job_id: str) -> list[Request]:
+        """The requests of these samples; their ids are `(*key, row index, sample)`, their scope is the job."""
         return [
             Request(
                 id=(*key, self.row.index, sample),
                 prompt_token_ids=self.token_ids,
                 params=self._seeded(derive_seed(job_seed, self.row.index, sample)),
                 sample=sample,
+                method=self.method,
+                scope=job_id,
             )
             for sample in samples
         ]
@@ -53,32 +59,49 @@ class RejectedRow:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A row that lacks its token ids only."""
+
+    row: Row
+    text: str
+    params: SamplingParams
+    method: str | None
+
+
 class Preparer:
     """Prepares the rows of one chunk. Raises `InvalidSpec` when the job's own sampling parameters are wrong."""
 
     def __init__(self, settings: JobSettings, tokenizer: TextTokenizer, max_model_len: int) -> None:
         self._renderer = PromptRenderer(settings, tokenizer)
         self._sampling = SamplingMerger(settings.sampling, settings.num_samples, tokenizer)
+        self._methods = settings.engine.speculation.methods
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
 
     def prepare(self, rows: Sequence[Row]) -> list[PreparedRow | RejectedRow]:
         """One entry for each row, in order. Nothing that a row holds can raise: it is that row's error."""
-        drafts = [self._text_and_params(row) for row in rows]
-        texts = [draft[0] for draft in drafts if isinstance(draft, tuple)]
-        token_ids = iter(self._tokenise(texts))
-        return [
-            self._checked(row, next(token_ids), draft[1]) if isinstance(draft, tuple) else draft
-            for row, draft in zip(rows, drafts, strict=True)
-        ]
+        drafts = [self._draft(row) for row in rows]
+        token_ids = iter(self._tokenise([draft.text for draft in drafts if isinstance(draft, _Draft)]))
+        return [self._checked(draft, next(token_ids)) if isinstance(draft, _Draft) else draft for draft in drafts]
 
-    def _text_and_params(self, row: Row) -> tuple[str, SamplingParams] | RejectedRow:
+    def _draft(self, row: Row) -> _Draft | RejectedRow:
         if row.problem is not None:
             return _rejected(row, row.problem)
         try:
-            return self._renderer.render(row.text), self._sampling.merge(row.sampling)
+            text = self._renderer.render(row.text)
+            return _Draft(row, text, self._sampling.merge(row.sampling), self._method(row.speculation))
         except Exception as error:
             return _rejected(row, error)
+
+    def _method(self, name: Any) -> str | None:
+        """Raises `BadRow` (invalid_params) for a method that the job's engine does not have."""
+        if name is None or name in self._methods:
+            return name
+        known = ", ".join(self._methods)
+        near = did_you_mean(name, self._methods) if isinstance(name, str) else ""
+        message = f"speculation method {name!r} is not one of this job's: {known}{near}"
+        raise BadRow(InvalidParams.code, message)
 
     def _tokenise(self, texts: Sequence[str]) -> Sequence[Sequence[int] | Exception]:
         """All texts in one call; one by one when that fails, so that only the text at fault is an error."""
@@ -90,9 +113,8 @@ class Preparer:
                 return [error]
             return [ids for text in texts for ids in self._tokenise([text])]
 
-    def _checked(
-        self, row: Row, token_ids: Sequence[int] | Exception, params: SamplingParams
-    ) -> PreparedRow | RejectedRow:
+    def _checked(self, draft: _Draft, token_ids: Sequence[int] | Exception) -> PreparedRow | RejectedRow:
+        row = draft.row
         if isinstance(token_ids, Exception):
             return _rejected(row, token_ids)
         if not token_ids:
@@ -101,7 +123,7 @@ class Preparer:
             length, limit = len(token_ids), self._max_model_len
             message = f"the prompt has {length} tokens; the context of {limit} has no room for an answer"
             return RejectedRow(row, PromptTooLong.code, message)
-        return PreparedRow(row, token_ids, params)
+        return PreparedRow(row, token_ids, draft.params, draft.method)
 
 
 def _rejected(row: Row, error: Exception) -> RejectedRow:

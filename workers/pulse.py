@@ -80,7 +80,7 @@ class Pulse:
 
 
 def record_what_runs(store: Store, job_id: str, host: EngineHost) -> None:
-    """Note the models and the speculator that work on a job; once while the engine serves that job."""
+    """Note the models and the speculators that work on a job; once while the engine serves that job."""
     if host.job_id == job_id:
         return
     report, speculation = host.engine.report, asdict(host.config.speculation)
@@ -90,5 +90,6 @@ def record_what_runs(store: Store, job_id: str, host: EngineHost) -> None:
     draft = report.get("draft")
     if draft is not None:
         store.record_model(job_id, "draft", draft["name"], draft["content_hash"], parameters=speculation, report=draft)
-    store.record_speculator(job_id, speculation["method"], speculation["verify"], parameters=speculation)
+    for method in host.config.speculation.methods:
+        store.record_speculator(job_id, method, speculation["verify"], parameters=speculation)
     host.job_id = job_id

@@ -25,6 +25,8 @@ class Row:
     """Index in the dataset."""
     text: Any
     sampling: Any = None
+    speculation: Any = None
+    """Name of a speculation method; None is the job's own."""
     row_id: str | None = None
     carried: dict[str, Any] = field(default_factory=dict)
     """The other columns, as Python values; binary columns are left out, the export takes them from the input file."""
@@ -73,20 +75,21 @@ def _rows(batch: pa.RecordBatch, first_index: int, spec: InputSpec) -> list[Row]
     empty: list[Any] = [None] * batch.num_rows
     texts = _values(batch.column(text_column))
     samplings = _values(batch.column(sampling_column)) if sampling_column in names else empty
+    speculations = _values(batch.column(spec.speculation_column)) if spec.speculation_column in names else empty
     ids = _values(batch.column(spec.id_column)) if spec.id_column in names else empty
-    special = {text_column, sampling_column, spec.id_column}
+    special = {text_column, sampling_column, spec.speculation_column, spec.id_column}
     carried = _carried(batch, [name for name in names if name not in special])
     return [
         _row(first_index + place, *values)
-        for place, values in enumerate(zip(texts, samplings, ids, carried, strict=True))
+        for place, values in enumerate(zip(texts, samplings, speculations, ids, carried, strict=True))
     ]
 
 
-def _row(index: int, text: Any, sampling: Any, row_id: Any, carried: dict[str, Any]) -> Row:
-    problem = next((value for value in (text, sampling) if isinstance(value, BadRow)), None)
+def _row(index: int, text: Any, sampling: Any, speculation: Any, row_id: Any, carried: dict[str, Any]) -> Row:
+    problem = next((value for value in (text, sampling, speculation) if isinstance(value, BadRow)), None)
     if problem is not None:
-        text = sampling = None
-    return Row(index, text, sampling, None if row_id is None else str(row_id), carried, problem)
+        text = sampling = speculation = None
+    return Row(index, text, sampling, speculation, None if row_id is None else str(row_id), carried, problem)
 
 
 def _values(column: pa.Array[Any]) -> list[Any]:

@@ -7,7 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from runner.cli.options import DEFAULT_STORE, Json, Store, described
-from workers.engine.config import DTYPES, METHODS, POLICIES, VERIFY_RULES, EngineConfig, SpeculationConfig
+from workers.engine.config import (
+    DRAFT_DTYPES,
+    DTYPES,
+    METHODS,
+    POLICIES,
+    VERIFY_RULES,
+    VOCABULARIES,
+    EngineConfig,
+    SpeculationConfig,
+)
 from workers.engine.sampling_params import SamplingParams
 
 SPECULATION = "Speculation"
@@ -33,9 +42,52 @@ def run(
             "--method", help=described(", ".join(METHODS), SpeculationConfig, "method"), rich_help_panel=SPECULATION
         ),
     ] = None,
+    row_methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--row-method",
+            metavar="METHOD",
+            help="Further method that the rows' column 'speculation' may name; repeatable.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
     draft: Annotated[
         str | None,
-        typer.Option("--draft", metavar="MODEL", help="Draft model; implies draft_model.", rich_help_panel=SPECULATION),
+        typer.Option(
+            "--draft",
+            metavar="MODEL",
+            help="Draft model (implies draft_model; 'target' is the target itself); Medusa heads; EAGLE layer.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
+    draft_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-dtype",
+            help=described(
+                f"draft_model: {', '.join(DRAFT_DTYPES)}; default: the target's", SpeculationConfig, "draft_dtype"
+            ),
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
+    vocabulary: Annotated[
+        str | None,
+        typer.Option(
+            "--vocabulary",
+            help=described(
+                f"draft_model with another tokenizer: {', '.join(VOCABULARIES)}", SpeculationConfig, "vocabulary"
+            ),
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
+    skip_file: Annotated[
+        str | None,
+        typer.Option(
+            "--skip-file",
+            metavar="FILE",
+            help=described("self: a set of sublayers from `nightdraft calibrate`", SpeculationConfig, "skip_file"),
+            rich_help_panel=SPECULATION,
+        ),
     ] = None,
     max_draft_tokens: Annotated[
         int | None,
@@ -50,6 +102,14 @@ def run(
         typer.Option(
             "--tree-width",
             help=described("Candidates per level; 1 is a chain", SpeculationConfig, "tree_width"),
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
+    tree_nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--tree-nodes",
+            help=described("Dynamic tree: so many of the best nodes", SpeculationConfig, "tree_nodes"),
             rich_help_panel=SPECULATION,
         ),
     ] = None,
@@ -161,9 +221,14 @@ def run(
             "dtype": dtype,
             "speculation": {
                 "method": method,
+                "row_methods": row_methods or None,
                 "draft": draft,
+                "draft_dtype": draft_dtype,
+                "vocabulary": vocabulary,
+                "skip_file": skip_file,
                 "max_draft_tokens": max_draft_tokens,
                 "tree_width": tree_width,
+                "tree_nodes": tree_nodes,
                 "policy": policy,
                 "verify": verify,
             },

@@ -19,7 +19,7 @@ def worker(
     """Take chunks from the broker and answer their rows. SIGTERM: records what is finished and exits."""
     from runner.serving import run_worker
 
-    raise typer.Exit(run_worker(store, broker, concurrency))
+    run_worker(store, broker, concurrency)
 
 
 def scheduler(store: Store = DEFAULT_STORE, broker: Broker = DEFAULT_BROKER) -> None:

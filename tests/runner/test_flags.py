@@ -63,6 +63,13 @@ def test_another_method_drops_the_draft_of_the_job_file(job_file: str) -> None:
     assert speculation["max_draft_tokens"] == 3
 
 
+def test_a_method_that_rows_may_ask_for_keeps_its_options(job_file: str) -> None:
+    speculation = build_spec([job_file], flags(method="ngram", row_methods=["draft_model"])).engine["speculation"]
+    assert (speculation["method"], speculation["draft"], speculation["tree_width"]) == ("ngram", "d", 2)
+    speculation = build_spec(["x"], flags("m", draft="d", row_methods=["draft_model"])).engine["speculation"]
+    assert (speculation["method"], speculation["row_methods"]) == ("none", ("draft_model",))
+
+
 def test_settings_are_yaml_values() -> None:
     spec = build_spec(["x"], flags("m"), ['sampling.stop=["\\n", end]', "keep_token_ids=true"])
     assert spec.sampling["stop"] == ["\n", "end"]

@@ -204,6 +204,16 @@ def test_the_sampling_column_is_found_by_its_name(tmp_path: Path) -> None:
     assert "must be a struct, a map or JSON text" in problems(spec(path))
 
 
+def test_the_speculation_column_is_found_by_its_name_if_it_is_text(tmp_path: Path) -> None:
+    path = write_prompts(tmp_path / "a.parquet", 1, speculation=["ngram"], other=[1])
+    assert inspect(spec(path)).input.speculation_column == "speculation"
+    assert "--set input.speculation_column=NAME" in problems(spec(path, speculation_column="other"))
+    path = write_prompts(tmp_path / "b.parquet", 1, speculation=[0.5])
+    assert inspect(spec(path)).input.speculation_column is None
+    path = write_prompts(tmp_path / "c.parquet", 1, how=["none"])
+    assert inspect(spec(path, speculation_column="how")).input.speculation_column == "how"
+
+
 def test_schemas_that_clash_are_named_by_column_and_file(tmp_path: Path) -> None:
     write_prompts(tmp_path / "in" / "a.parquet", 1, category=["x"], only_a=[1])
     write_prompts(tmp_path / "in" / "b.parquet", 1, category=[5])

@@ -22,10 +22,18 @@ def prompts(tmp_path: Path) -> Path:
     return write_prompts(tmp_path / "in" / "prompts.parquet", 100, id=list(range(100)))
 
 
-def submitted(store: Store, path: Path, *, new: bool = False, limit: int | None = None, **fields: Any) -> Submission:
+def submitted(
+    store: Store,
+    path: Path,
+    *,
+    new: bool = False,
+    limit: int | None = None,
+    defaults: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Submission:
     spec = job_spec(**fields)
     spec["input"] = {**spec["input"], "paths": [str(path)], "limit": limit}
-    return submit(store, spec, inspect(InputSpec((str(path),), limit=limit)), new=new)
+    return submit(store, spec, inspect(InputSpec((str(path),), limit=limit)), new=new, defaults=defaults)
 
 
 def work_through(store: Store, job_id: str) -> None:
@@ -107,6 +115,29 @@ def test_another_spec_is_refused_field_by_field(store: Store, prompts: Path) -> 
     }
     assert "job 'night' exists with another spec:\n  " in str(caught.value)
     assert "--new" in str(caught.value)
+
+
+def engine(**speculation: Any) -> dict[str, Any]:
+    return {"target": "m", "speculation": {"method": "none", **speculation}}
+
+
+def test_a_field_that_a_stored_spec_is_older_than_has_its_default_of_today(store: Store, prompts: Path) -> None:
+    defaults = {"extra": 4, "engine": engine(verify="exact")}
+    old = submitted(store, prompts, engine=engine())
+    again = submitted(store, prompts, engine=engine(verify="exact"), extra=4, defaults=defaults)
+    assert (again.resumed, again.job) == (True, old.job)
+    with pytest.raises(SpecChanged) as caught:
+        submitted(store, prompts, engine=engine(verify="block"), extra=5, defaults=defaults)
+    assert [str(difference) for difference in caught.value.differences] == [
+        'engine.speculation.verify: "exact" -> "block"',
+        "extra: 4 -> 5",
+    ]
+
+
+def test_a_field_that_was_stored_as_null_is_not_its_default_of_today(store: Store, prompts: Path) -> None:
+    submitted(store, prompts, chunk_rows=None)
+    with pytest.raises(SpecChanged, match="chunk_rows"):
+        submitted(store, prompts, chunk_rows=10, defaults={"chunk_rows": 10})
 
 
 def test_changed_input_is_refused_file_by_file(store: Store, prompts: Path) -> None:

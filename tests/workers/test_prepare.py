@@ -8,7 +8,7 @@ import pytest
 
 from storage.records import InputSpec
 from tests.workers.fakes import FakeTokenizer
-from workers.engine.config import EngineConfig
+from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.errors import BadRow, InvalidSpec
 from workers.prepare import PreparedRow, Preparer, RejectedRow
 from workers.rows import Row
@@ -192,10 +192,37 @@ def test_wrong_parameters_of_the_job_end_the_job(sampling: dict[str, Any], says:
 
 def test_requests_have_seeds_of_their_own_and_keep_a_given_one() -> None:
     prepared = prepare_one(Row(3, "hi"), settings(num_samples=2))
-    first, second = prepared.requests((7, 1), [0, 1], job_seed=0)
+    first, second = prepared.requests((7, 1), [0, 1], job_seed=0, job_id="job")
     assert (first.id, second.id) == ((7, 1, 3, 0), (7, 1, 3, 1))
     assert first.params.seed != second.params.seed
-    again = prepared.requests((8, 4), [1], job_seed=0)[0]
+    again = prepared.requests((8, 4), [1], job_seed=0, job_id="job")[0]
     assert again.params.seed == second.params.seed
-    given = prepare_one(Row(3, "hi", {"seed": 11})).requests((7, 1), [0], job_seed=0)[0]
+    given = prepare_one(Row(3, "hi", {"seed": 11})).requests((7, 1), [0], job_seed=0, job_id="job")[0]
     assert given.params.seed == 11
+
+
+MIXED = EngineConfig(target="fake", speculation=SpeculationConfig(method="ngram", row_methods=("suffix", "none")))
+
+
+@pytest.mark.parametrize("method", [None, "ngram", "suffix", "none"])
+def test_a_row_names_its_speculation_method_and_drafts_are_shared_within_the_job(method: str | None) -> None:
+    prepared = prepare_one(Row(0, "hi", speculation=method), settings(engine=MIXED))
+    (request,) = prepared.requests((1, 1), [0], job_seed=0, job_id="job")
+    assert (request.method, request.scope) == (method, "job")
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("sufix", "did you mean 'suffix'"),
+        ("medusa", "one of this job's: ngram, suffix, none"),
+        ("", "one of this job's"),
+        (7, "7 is not"),
+    ],
+)
+def test_a_method_that_the_job_does_not_have_is_that_rows_error(method: Any, says: str) -> None:
+    bad, good = prepare([Row(0, "hi", speculation=method), Row(1, "hi")], settings(engine=MIXED))
+    assert isinstance(bad, RejectedRow)
+    assert bad.code == "invalid_params"
+    assert says in bad.message
+    assert isinstance(good, PreparedRow)

@@ -56,6 +56,17 @@ def test_every_other_column_is_carried(tmp_path: Path) -> None:
     assert (first.row_id, second.row_id) == ("x", None)
 
 
+def test_the_speculation_column_is_read_where_the_job_names_one(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.parquet", {"prompt": ["a", "b"], "speculation": ["ngram", None]})
+    named = InputSpec(paths=("x",), prompt_column="prompt", speculation_column="speculation")
+    assert [(row.speculation, row.carried) for row in read(file, named)] == [("ngram", {}), (None, {})]
+    unnamed = InputSpec(paths=("x",), prompt_column="prompt")
+    assert [(row.speculation, row.carried["speculation"]) for row in read(file, unnamed)] == [
+        (None, "ngram"),
+        (None, None),
+    ]
+
+
 def test_the_sampling_column_can_have_another_name(tmp_path: Path) -> None:
     spec = InputSpec(paths=("x",), prompt_column="prompt", sampling_column="how")
     file = write(tmp_path / "x.parquet", {"prompt": ["a"], "how": ['{"top_k": 1}'], "sampling_params": ["kept"]})
