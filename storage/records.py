@@ -50,7 +50,7 @@ class InputSpec:
     messages_column: str | None = None
     id_column: str | None = None
     sampling_column: str | None = None
-    """Per-row sampling parameters: a struct, a map or a JSON string; None: the column `sampling_params`, if it is there."""
+    """Per-row sampling parameters: a struct, a map or JSON text; None: the column `sampling_params` if there is one."""
     speculation_column: str | None = None
     """Per-row speculation method, by name; None: the column `speculation` if there is one and it is text."""
     limit: int | None = None

@@ -96,8 +96,9 @@ class Preparer:
 
     def _method(self, name: Any) -> str | None:
         """Raises `BadRow` (invalid_params) for a method that the job's engine does not have."""
-        if name is None or name in self._methods:
-            return name
+        for method in (None, *self._methods):
+            if name == method:
+                return method
         known = ", ".join(self._methods)
         near = did_you_mean(name, self._methods) if isinstance(name, str) else ""
         message = f"speculation method {name!r} is not one of this job's: {known}{near}"
