@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 Message = Mapping[str, str]
+Piece = bytes | str | None
+"""What a token id stands for: bytes of text, the name of a special token, or nothing."""
 
 
 class TextTokenizer(Protocol):
@@ -22,6 +27,10 @@ class TextTokenizer(Protocol):
         ...
 
     def encode_batch(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]: ...
+    def pieces(self) -> list[Piece]:
+        """What each id stands for, from 0 to the last one that stands for something."""
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out; an unfinished character shows as U+FFFD."""
         ...
@@ -60,6 +69,21 @@ class HuggingFaceTokenizer:
         encoded = self._tokenizer(list(texts), add_special_tokens=special_tokens, return_attention_mask=False)
         return list(encoded["input_ids"])
 
+    def pieces(self) -> list[Piece]:
+        special = {token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special}
+        plain = {token.content for token in self._tokenizer.added_tokens_decoder.values() if not token.special}
+        is_byte_level = "ByteLevel" in _parts(self._tokenizer, "decoder")
+        vocab: dict[str, int] = self._tokenizer.get_vocab()
+        pieces: list[Piece] = [None] * (1 + max(vocab.values(), default=-1))
+        for name, token in vocab.items():
+            if name in special:
+                pieces[token] = name
+            elif name in plain:
+                pieces[token] = name.encode(errors="surrogatepass")
+            else:
+                pieces[token] = _byte_level(name) if is_byte_level else _with_markers(name)
+        return pieces
+
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -71,6 +95,39 @@ class HuggingFaceTokenizer:
             [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
         )
         return text
+
+
+def _parts(tokenizer: Any, stage: str) -> set[str]:
+    """Kinds of the parts that a stage of a tokenizer's pipeline is made of."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    state = json.loads(backend.to_str())[stage] if backend is not None else None
+    if state is None:
+        return set()
+    inner = state.get("decoders") or state.get("pretokenizers") or ()
+    return {state["type"], *(part["type"] for part in inner)}
+
+
+@cache
+def _byte_of_letter() -> dict[str, int]:
+    """GPT-2's letters for bytes: printable ones stand for themselves, the others for letters from 256 on, in order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+def _byte_level(name: str) -> bytes:
+    letters = _byte_of_letter()
+    if all(letter in letters for letter in name):
+        return bytes(letters[letter] for letter in name)
+    return name.encode(errors="surrogatepass")
+
+
+def _with_markers(name: str) -> bytes:
+    """SentencePiece's way: "▁" for a space, "<0x0A>" for a byte."""
+    if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
+        return bytes.fromhex(match[1])
+    return name.replace("▁", " ").encode(errors="surrogatepass")
 
 
 class ByteTokenizer:
@@ -100,6 +157,9 @@ class ByteTokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
+
+    def pieces(self) -> list[Piece]:
+        return [*(bytes((byte,)) for byte in range(256)), "<eos>"]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(t for t in token_ids if t < 256).decode(errors="replace")

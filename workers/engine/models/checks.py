@@ -25,6 +25,7 @@ HARMLESS = {
     "output_router_logits", "position_embeddings", "position_ids", "return_dict", "use_cache",
 }  # fmt: skip
 HALF_TOLERANCE = 0.1
+INT8_TOLERANCE = 0.5
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 """Norm of the difference of the logits, relative to the norm of the logits."""
 
@@ -103,11 +104,11 @@ def probe(model: Any, name: str, max_model_len: int) -> Probe:
     return Probe(recorder.shape(model.dtype, model.device), tokens[0].tolist(), expected)
 
 
-def confirm(executor: Executor, seen: Probe, name: str) -> None:
+def confirm(executor: Executor, seen: Probe, name: str, *, tolerance: float | None = None) -> None:
     """Raise `UnsupportedModel` if the executor's logits are not those of the untouched model."""
     logits = Trial(executor).chain(seen.tokens).float()
     difference = (logits - seen.expected).norm() / seen.expected.norm()
-    if not difference <= TOLERANCE.get(seen.shape.dtype, HALF_TOLERANCE):
+    if not difference <= (tolerance or TOLERANCE.get(seen.shape.dtype, HALF_TOLERANCE)):
         raise UnsupportedModel(f"{name} gives other logits when packed (relative difference {difference:.1e})")
 
 

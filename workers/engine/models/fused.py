@@ -20,21 +20,25 @@ from workers.engine.kernels.elementwise import Rotation, add_norm, rotate_and_ca
 from workers.engine.kv_cache import FINAL, CacheShape, KVCache
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.linear import Linear, pack
+from workers.engine.models.quantised import QuantisedLinear, quantise
 from workers.engine.models.skipping import NOTHING, SkipSet
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
 
+AnyLinear = Linear | QuantisedLinear
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: torch.Tensor
-    qkv: Linear
+    qkv: AnyLinear
     head_norms: tuple[torch.Tensor, torch.Tensor] | None
     """Qwen3: RMS norm weights of query and key heads."""
-    out: Linear
+    out: AnyLinear
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: AnyLinear
+    down: AnyLinear
 
 
 def covers(model: Any) -> bool:
@@ -52,9 +56,14 @@ def covers(model: Any) -> bool:
 
 
 class FusedExecutor:
-    """`Executor` over the weights of a model that `covers` accepts. Leaves the model without layers."""
+    """`Executor` over the weights of a model that `covers` accepts. Leaves the model without layers.
 
-    def __init__(self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int) -> None:
+    int8: its products take 8-bit weights and activations (`quantised`), for drafts.
+    """
+
+    def __init__(
+        self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int, *, int8: bool = False
+    ) -> None:
         config = model.config
         self.cache_shape = shape
         self.max_model_len = max_model_len
@@ -66,13 +75,15 @@ class FusedExecutor:
         self._intermediate = int(config.intermediate_size)
         self._layers: list[Layer] = []
         for index, layer in enumerate(model.model.layers):
-            self._layers.append(_fuse(layer))
+            self._layers.append(_fuse(layer, int8))
             model.model.layers[index] = nn.Identity()
         self._embedding: torch.Tensor = model.get_input_embeddings().weight.detach()
         self._norm = model.model.norm.weight.detach()
         head = model.get_output_embeddings()
         self.vocab_size = int(head.weight.shape[0])
-        self._head = pack([head.weight])
+        self._head = _pack(int8, head)
+        linears = [linear for layer in self._layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        self.weight_bytes = self._embedding.nbytes + self._head.nbytes + sum(linear.nbytes for linear in linears)
 
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
         return self.forward_skipping(batch, cache, NOTHING)
@@ -135,22 +146,22 @@ def _rotation_table(model: Any, positions: int) -> tuple[torch.Tensor, torch.Ten
     return cos[0].contiguous(), sin[0].contiguous()
 
 
-def _fuse(layer: Any) -> Layer:
+def _fuse(layer: Any, int8: bool) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     norms = None
     if hasattr(attention, "q_norm"):
         norms = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
     return Layer(
         attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=_pack(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=_pack(int8, attention.q_proj, attention.k_proj, attention.v_proj),
         head_norms=norms,
-        out=_pack(attention.o_proj),
+        out=_pack(int8, attention.o_proj),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_pack(mlp.gate_proj, mlp.up_proj),
-        down=_pack(mlp.down_proj),
+        gate_up=_pack(int8, mlp.gate_proj, mlp.up_proj),
+        down=_pack(int8, mlp.down_proj),
     )
 
 
-def _pack(*modules: nn.Linear) -> Linear:
+def _pack(int8: bool, *modules: nn.Linear) -> AnyLinear:
     biases = [module.bias.detach() for module in modules if module.bias is not None]
-    return pack([module.weight.detach() for module in modules], biases or None)
+    return (quantise if int8 else pack)([module.weight.detach() for module in modules], biases or None)

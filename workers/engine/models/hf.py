@@ -17,6 +17,7 @@ from workers.engine.batch import Batch
 from workers.engine.kv_cache import CacheShape, KVCache
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.linear import pack_modules
+from workers.engine.models.quantised import quantise_modules
 
 IMPLEMENTATION = "nightdraft"
 
@@ -67,14 +68,21 @@ class CachedStep:
 
 
 class HuggingFaceExecutor:
-    """`Executor` over a transformers model that `checks` has let in. Takes the model over."""
+    """`Executor` over a transformers model that `checks` has let in. Takes the model over.
 
-    def __init__(self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int) -> None:
+    int8: its linear layers take 8-bit weights and activations (`quantised`), for drafts.
+    """
+
+    def __init__(
+        self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int, *, int8: bool = False
+    ) -> None:
         self.cache_shape = shape
         self.max_model_len = max_model_len
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.attention = attention
         self._model = model
+        quantised = quantise_modules(model) if int8 else []
+        self.weight_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *quantised))
         pack_modules(model)
 
     @torch.inference_mode()

@@ -24,6 +24,7 @@ class Linear:
     weight: torch.Tensor
     bias: torch.Tensor | None
     packed: bool
+    nbytes: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed:
@@ -36,10 +37,11 @@ def pack(weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) 
     """One layer of several weights [N_i, K] and biases [N_i], side by side. The caller may drop them afterwards."""
     weight = torch.cat(weights) if len(weights) > 1 else weights[0].detach()
     bias = torch.cat(biases) if biases else None
+    nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
     if not _can_pack(weight):
-        return Linear(weight.contiguous(), bias, packed=False)
+        return Linear(weight.contiguous(), bias, False, nbytes)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
-    return Linear(packed, bias, packed=True)
+    return Linear(packed, bias, True, nbytes)
 
 
 class PackedLinear(nn.Module):

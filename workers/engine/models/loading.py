@@ -6,6 +6,7 @@ and float16 becomes float32 on the CPU, which has no fast float16.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -16,12 +17,13 @@ from workers.engine.attention.backend import load_attention, resolve_attention
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.models import scripted
-from workers.engine.models.checks import check_config, confirm, context_limit, probe
-from workers.engine.models.executor import Executor, LoadedModel
+from workers.engine.models.checks import INT8_TOLERANCE, check_config, confirm, context_limit, probe
+from workers.engine.models.executor import LoadedModel
 from workers.engine.models.fused import FusedExecutor, covers
 from workers.engine.models.gguf_copy import converted
 from workers.engine.models.hf import HuggingFaceExecutor
 from workers.engine.models.invariance import self_test
+from workers.engine.models.quantised import check_quantisable
 from workers.engine.models.sources import Source, quiet, resolve
 from workers.engine.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 
@@ -36,21 +38,23 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 
 def load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel:
-    """The draft model of `config.speculation`; "target" shares the target's weights.
+    """The draft model of `config.speculation`; "target" shares the target's weights, or is a copy in another precision.
 
-    Its context may be shorter than the target's. Raises what `load_model` raises, and `InvalidConfig` when the two
-    vocabularies differ.
+    Its context may be shorter than the target's, and its vocabulary another. Raises what `load_model` raises.
     """
-    name = config.speculation.draft
+    name, dtype = config.speculation.draft, config.speculation.draft_dtype
     if name is None:
         raise InvalidConfig(f"method {config.speculation.method} has no draft model")
     if name == SHARED:
-        return target
-    draft = _load(name, config, None)
-    same_ids = draft.executor.vocab_size == target.executor.vocab_size
-    if not same_ids or draft.details.get("vocabulary") != target.details.get("vocabulary"):
-        raise InvalidConfig(f"draft {name} and target {target.name} have different vocabularies")
-    return draft
+        if dtype is None:
+            return target
+        name = config.target
+    if dtype is None:
+        return _load(name, config, None)
+    if name.startswith(scripted.PREFIX):
+        raise InvalidConfig(f"draft {name}: a scripted model has no weights, so draft_dtype {dtype} means nothing")
+    int8 = dtype == "int8"
+    return _load(name, config if int8 else replace(config, dtype=dtype), None, int8=int8)
 
 
 def load_tokenizer(target: str, *, trust_remote_code: bool = False) -> TextTokenizer:
@@ -61,7 +65,7 @@ def load_tokenizer(target: str, *, trust_remote_code: bool = False) -> TextToken
     return _load_tokenizer(source, _read(AutoConfig, source, trust_remote_code), trust_remote_code)[0]
 
 
-def _load(target: str, config: EngineConfig, max_model_len: int | None) -> LoadedModel:
+def _load(target: str, config: EngineConfig, max_model_len: int | None, *, int8: bool = False) -> LoadedModel:
     if target.startswith(scripted.PREFIX):
         return scripted.load_scripted(target)
     device = resolve_device(config.device)
@@ -73,7 +77,7 @@ def _load(target: str, config: EngineConfig, max_model_len: int | None) -> Loade
     source.fetch_weights()
     model = _load_weights(source, config, device)
     attention = resolve_attention(config.attention, device, model.dtype)
-    executor = build_executor(model, attention, target, limit)
+    executor = build_executor(model, attention, target, limit, int8=int8)
     return LoadedModel(
         executor=executor,
         tokenizer=tokenizer,
@@ -83,7 +87,8 @@ def _load(target: str, config: EngineConfig, max_model_len: int | None) -> Loade
             "architecture": model_config.model_type,
             "executor": type(executor).__name__,
             "attention": attention,
-            "dtype": str(executor.cache_shape.dtype).removeprefix("torch."),
+            "dtype": "int8" if int8 else str(executor.cache_shape.dtype).removeprefix("torch."),
+            "weight_bytes": executor.weight_bytes,
             "device": str(device),
             "vocabulary": vocabulary,
             **self_test(executor),
@@ -91,12 +96,19 @@ def _load(target: str, config: EngineConfig, max_model_len: int | None) -> Loade
     )
 
 
-def build_executor(model: Any, attention: str, name: str, max_model_len: int) -> Executor:
-    """The executor of a loaded transformers model, which it takes over. Raises `UnsupportedModel`."""
+def build_executor(
+    model: Any, attention: str, name: str, max_model_len: int, *, int8: bool = False
+) -> FusedExecutor | HuggingFaceExecutor:
+    """The executor of a loaded transformers model, which it takes over. Raises `UnsupportedModel`.
+
+    int8: with 8-bit linear layers, for drafts.
+    """
+    if int8:
+        check_quantisable(model, name)
     seen = probe(model, name, max_model_len)
     kind = FusedExecutor if covers(model) else HuggingFaceExecutor
-    executor: Executor = kind(model, load_attention(attention), seen.shape, max_model_len)
-    confirm(executor, seen, name)
+    executor = kind(model, load_attention(attention), seen.shape, max_model_len, int8=int8)
+    confirm(executor, seen, name, tolerance=INT8_TOLERANCE if int8 else None)
     return executor
 
 

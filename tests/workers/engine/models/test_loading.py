@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.workers.engine.models.tiny import VOCAB, build, config_of, prompt
+from tests.workers.engine.models.tiny import build, config_of, prompt
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.engine.models import sources
@@ -156,17 +156,6 @@ def test_a_draft_shares_the_targets_weights_or_brings_its_own(tmp_path: Path, ll
     draft = load_draft(drafting(llama, small), target)
     assert draft.executor.cache_shape.num_layers == 1
     assert draft.executor.max_model_len == 128
-
-
-def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path, llama: str) -> None:
-    target = load_model(EngineConfig(target=llama))
-    for name, config, shift in (
-        ("larger", config_of("Llama", vocab_size=VOCAB + 1), 0),
-        ("other", config_of("Llama"), 1),
-    ):
-        draft = save(tmp_path / name, config, shift=shift)
-        with pytest.raises(InvalidConfig, match="different vocabularies"):
-            load_draft(drafting(llama, draft), target)
 
 
 def test_scripted_models_need_no_files() -> None:

@@ -28,6 +28,7 @@ from workers.engine.models.trial import Trial
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.draft_model import DraftModelSpeculator
 from workers.engine.speculators.eagle import EagleSpeculator
+from workers.engine.speculators.reading import SameReading
 from workers.engine.speculators.speculator import Speculator, SpeculatorContext
 from workers.engine.tree import DraftTree
 from workers.engine.tree_shape import TreeShape
@@ -92,7 +93,11 @@ class Prefill:
 
 
 def watch(
-    target: LoadedModel, inner: Callable[[SpeculatorContext], Speculator], check_draft: Callable[..., None]
+    target: LoadedModel,
+    inner: Callable[[SpeculatorContext], Speculator],
+    check_draft: Callable[..., None],
+    *,
+    depths: int = 4,
 ) -> Watched:
     """Run requests under pressure; every step's caches are compared."""
     fresh = Prefill(target.executor)
@@ -116,7 +121,7 @@ def watch(
     run(core, mixed_requests(40, seed=1, max_tokens=24))
     assert core.batcher.num_preemptions >= 5
     assert sum(watched[0].accepted.values()) >= 200
-    assert len(watched[0].accepted) >= 4, "drafts were accepted to various depths"
+    assert len(watched[0].accepted) >= depths, "drafts were accepted to various depths"
     return watched[0]
 
 
@@ -184,9 +189,8 @@ def test_draft_model() -> None:
 
     def inner(context: SpeculatorContext) -> DraftModelSpeculator:
         cache = KVCache(draft.executor.cache_shape, 60, 4)
-        return DraftModelSpeculator(
-            draft.executor, cache, shape=TreeShape(3), target_vocab=draft.executor.vocab_size, max_step_tokens=40
-        )
+        reading = SameReading(TreeShape(3), draft.executor.vocab_size)
+        return DraftModelSpeculator(draft.executor, cache, reading, max_step_tokens=40)
 
     def check(speculator: DraftModelSpeculator, seq: Sequence, features: torch.Tensor) -> None:
         if speculator.cache.holds(seq):
