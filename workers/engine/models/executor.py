@@ -35,6 +35,11 @@ class Executor(Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take."""
+        ...
+
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput: ...
 
 

@@ -71,6 +71,8 @@ class Script:
 class ScriptedExecutor:
     """`Executor` over a `Script`."""
 
+    weight_bytes = 0
+
     def __init__(self, script: Script) -> None:
         if script.vocab < 257:
             raise InvalidConfig(f"scripted model: vocab must be at least 257, got {script.vocab}")

@@ -13,7 +13,7 @@ from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.models.checks import check_config, context_limit, probe
 from workers.engine.models.executor import Executor
 from workers.engine.models.hf import HuggingFaceExecutor
-from workers.engine.models.loading import build_executor
+from workers.engine.models.pretrained import build_executor
 from workers.engine.models.trial import Trial
 from workers.engine.tree import DraftTree
 

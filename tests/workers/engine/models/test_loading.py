@@ -15,7 +15,8 @@ from tests.workers.engine.models.tiny import build, config_of, prompt
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.engine.models import sources
-from workers.engine.models.loading import load_draft, load_model, load_tokenizer, resolve_device
+from workers.engine.models.loading import load_draft, load_model, load_tokenizer
+from workers.engine.models.pretrained import resolve_device
 from workers.engine.models.trial import Trial
 
 

@@ -15,7 +15,8 @@ from workers.engine import EngineConfig, EngineCore, SpeculationConfig
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.kernels.quantise import ZERO, quantise_rows
 from workers.engine.models.invariance import self_test
-from workers.engine.models.loading import build_executor, load_draft, load_model
+from workers.engine.models.loading import load_draft, load_model
+from workers.engine.models.pretrained import build_executor
 from workers.engine.models.quantised import QuantisedLinear
 from workers.engine.models.trial import Trial
 

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from tests.workers.engine.models.tiny import VOCAB, build, config_of
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import build_executor
+from workers.engine.models.pretrained import build_executor
 from workers.engine.speculators.medusa_heads import save_heads, untrained_heads
 from workers.engine.tokenizer import ByteTokenizer
 

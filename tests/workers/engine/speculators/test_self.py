@@ -16,7 +16,7 @@ from workers.engine import Completion, EngineConfig, EngineCore, SpeculationConf
 from workers.engine.batch import Batch, Feed
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import build_executor
+from workers.engine.models.pretrained import build_executor
 from workers.engine.models.skipping import NOTHING, SkippingExecutor, SkipSet
 from workers.engine.models.trial import Trial
 from workers.engine.sequence import Sequence

@@ -16,7 +16,7 @@ from workers.engine import Completion, EngineConfig, EngineCore, Request, Sampli
 from workers.engine.errors import InvalidConfig
 from workers.engine.kv_cache import KVCache
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import build_executor
+from workers.engine.models.pretrained import build_executor
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.draft_model import DraftModelSpeculator
 from workers.engine.speculators.drawing import DraftNoise
