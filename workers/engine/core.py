@@ -119,6 +119,13 @@ class EngineCore:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether every request runs and has had its first token."""
+        return len(self.batcher.running) == len(self._sequences) and all(
+            seq.first_token is not None for seq in self.batcher.running
+        )
+
     # ----------------------------------------------------------------- step
 
     def step(self) -> list[Completion]:

@@ -33,6 +33,16 @@ class Reading(Protocol):
 
     @property
     def shape(self) -> TreeShape: ...
+    @property
+    def kind(self) -> str:
+        """same, mapped or text."""
+        ...
+
+    @property
+    def vocabulary(self) -> VocabularyMap | None:
+        """None when there is only one."""
+        ...
+
     def of(self, seq: Sequence) -> Sequence:
         """The sequence in the draft's tokens, up to date."""
         ...
@@ -67,6 +77,14 @@ class SameReading:
     vocab_size: int
     noise: DraftNoise = DraftNoise.COUPLED
 
+    @property
+    def kind(self) -> str:
+        return "same"
+
+    @property
+    def vocabulary(self) -> None:
+        return None
+
     def of(self, seq: Sequence) -> Sequence:
         return seq
 
@@ -92,16 +110,18 @@ class SameReading:
 class _Translated:
     """Keeps each sequence in the draft's tokens."""
 
+    kind: str
+
     def __init__(self, vocabulary: VocabularyMap, draft: LoadedModel, shape: TreeShape) -> None:
         self.shape = shape
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._draft = draft
         self._reads: dict[Sequence, tuple[Sequence, int]] = {}
         """With how many of the target's tokens are in it."""
 
     def of(self, seq: Sequence) -> Sequence:
         read, done = self._reads.get(seq) or (self._begin(seq), 0)
-        read.tokens.extend(token for said in map(self._vocabulary.to_draft, seq.tokens[done:]) for token in said)
+        read.tokens.extend(token for said in map(self.vocabulary.to_draft, seq.tokens[done:]) for token in said)
         self._reads[seq] = read, len(seq)
         return read
 
@@ -118,6 +138,8 @@ class _Translated:
 class MappedReading(_Translated):
     """Drafts from the tokens that both vocabularies have, with the target's own noise."""
 
+    kind = "mapped"
+
     def __init__(
         self, vocabulary: VocabularyMap, draft: LoadedModel, shape: TreeShape, vocab_size: int, noise: DraftNoise
     ) -> None:
@@ -129,12 +151,12 @@ class MappedReading(_Translated):
         return TreeGrowth(seq, depth, self.shape, self._vocab_size, self._noise)
 
     def extend(self, growing: Seq[TreeGrowth], logits: torch.Tensor) -> None:
-        extend_all(growing, self._vocabulary.to_target(logits))
+        extend_all(growing, self.vocabulary.to_target(logits))
 
     def fed(self, growth: TreeGrowth) -> DraftTree:
         """Common tokens are one token on either side, so the tree keeps its shape."""
         tree = growth.expanded_tree()
-        return DraftTree(tuple(self._vocabulary.to_draft(token)[0] for token in tree.tokens), tree.parents)
+        return DraftTree(tuple(self.vocabulary.to_draft(token)[0] for token in tree.tokens), tree.parents)
 
     def proposal(self, seq: Sequence, growth: TreeGrowth, depth: int) -> DraftTree:
         return growth.tree()
@@ -146,6 +168,7 @@ class MappedReading(_Translated):
 class TextReading(_Translated):
     """Drafts text, one greedy chain, and lets the target's tokenizer cut it into tokens (SLEM, arXiv 2502.05202)."""
 
+    kind = "text"
     CONTEXT = 4
     """Tokens before the draft that are tokenised with it, so that it is cut as it would be in its place."""
 
@@ -165,14 +188,14 @@ class TextReading(_Translated):
 
     def proposal(self, seq: Sequence, growth: TreeGrowth, depth: int) -> DraftTree:
         tokens = []
-        for token in self._cut(seq, self._vocabulary.draft.say(growth.tree().tokens))[:depth]:
+        for token in self._cut(seq, self.vocabulary.draft.say(growth.tree().tokens))[:depth]:
             if seq.ends_with(token):
                 break
             tokens.append(token)
         return DraftTree.chain(tokens)
 
     def _cut(self, seq: Sequence, text: bytes) -> list[int]:
-        target = self._vocabulary.target
+        target = self.vocabulary.target
         before = target.say(seq.tokens[-self.CONTEXT :]).lstrip(bytes(range(0x80, 0xC0)))
         tokens = self._encode(before + text)
         # A tokenizer may begin every text with a space of its own.
@@ -190,7 +213,7 @@ class TextReading(_Translated):
         """As much of the fed chain as the target's tokens say again."""
         fed = growth.expanded_tree().tokens
         emitted = verdict.seq.tokens[-verdict.emitted :]
-        said = [token for tokens in map(self._vocabulary.to_draft, emitted) for token in tokens]
+        said = [token for tokens in map(self.vocabulary.to_draft, emitted) for token in tokens]
         agreed = [one == other for one, other in zip(fed, said, strict=False)]
         return list(range(agreed.index(False) if False in agreed else len(agreed)))
 

@@ -88,6 +88,11 @@ class VocabularyMap:
         """Common tokens by tokens of the smaller vocabulary."""
         return self.num_common / max(1, min(self.target.size, self.draft.size))
 
+    @property
+    def coverage(self) -> float:
+        """Share of the target's tokens that the draft has."""
+        return self.num_common / max(1, self.target.size)
+
     def describe(self) -> str:
         shared = f"{self.num_common} tokens in common ({self.overlap:.0%} of the smaller)"
         return f"{shared}, {self.target.size} in the target's, {self.draft.size} in the draft's"
