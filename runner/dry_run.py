@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from runner.prompt_rows import NO_LIMIT, job_settings
 from runner.spec import JobSpec
 from runner.tables import console, print_fields, print_json, print_rows
 from scheduler.dataset import Dataset, inspect
@@ -15,7 +16,6 @@ from scheduler.planning import default_chunk_rows, plan_chunks
 from workers.prepare import Preparer, RejectedRow
 from workers.prompts import PromptRenderer
 from workers.rows import Row, read_chunk
-from workers.settings import JobSettings
 
 if TYPE_CHECKING:
     from workers.engine.tokenizer import TextTokenizer
@@ -25,7 +25,6 @@ SAMPLED_ROWS = 2000
 SAMPLED_PLACES = 20
 """The sampled rows come from this many places, spread evenly over the dataset."""
 BAR_WIDTH = 40
-NO_LIMIT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +76,6 @@ def dry_run(spec: JobSpec, dataset: Dataset, tokenizer: TextTokenizer) -> DryRun
                     {"row_index": row.index, "num_tokens": len(prepared.token_ids), "text": renderer.render(row.text)}
                 )
     return DryRun(_plan(spec, dataset), prompts, sampled, dict(sorted(histogram.items())), rejected)
-
-
-def job_settings(spec: JobSpec, dataset: Dataset) -> JobSettings:
-    """Settings that a worker would read from the stored job."""
-    return JobSettings(
-        input=dataset.input,
-        engine=spec.engine_config(),
-        sampling=spec.sampling,
-        num_samples=spec.sampling["n"],
-        seed=spec.seed,
-        keep_token_ids=spec.keep_token_ids,
-        lease_seconds=spec.lease_seconds,
-        system_prompt=spec.system_prompt,
-        chat_template=spec.chat_template,
-    )
 
 
 def _plan(spec: JobSpec, dataset: Dataset) -> dict[str, Any]:

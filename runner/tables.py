@@ -106,6 +106,14 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
+def format_bytes(count: int) -> str:
+    """A size in the largest unit that leaves a whole part."""
+    value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
+
+
 def json_default(value: Any) -> Any:
     """What JSON has no form for: times as ISO text, bytes as hex, anything else as its text."""
     if isinstance(value, datetime | date):

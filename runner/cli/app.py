@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from runner.cli import database, export, jobs, query, run, services, submit
+from runner.cli import database, drafts, export, jobs, query, run, services, submit
 from runner.cli.exits import exit_code
 from runner.errors import ExitCode
 from runner.tables import error_console
@@ -72,6 +72,8 @@ app.command("retry")(jobs.retry)
 app.command("errors")(jobs.errors)
 app.command("export")(export.export)
 app.command("sql")(query.sql)
+app.command("calibrate")(drafts.calibrate)
+app.command("check-draft")(drafts.check_draft)
 app.command("worker")(services.worker)
 app.command("scheduler")(services.scheduler)
 app.command("doctor")(services.doctor)

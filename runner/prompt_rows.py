@@ -1,0 +1,83 @@
+"""The prompts of a spec as workers would see them: read, rendered and tokenised by the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from runner.errors import UsageError
+from runner.spec import JobSpec
+from runner.tables import note
+from scheduler.dataset import Dataset, inspect
+from scheduler.planning import plan_chunks
+from workers.engine.sampling_params import SamplingParams
+from workers.prepare import PreparedRow, Preparer, RejectedRow
+from workers.rows import Row, read_chunk
+from workers.sampling import SamplingMerger
+from workers.settings import JobSettings
+
+if TYPE_CHECKING:
+    from workers.engine.tokenizer import TextTokenizer
+
+NO_LIMIT = 2**31
+"""Context length of a model that is not loaded and whose spec names none, tokens."""
+
+
+def job_settings(spec: JobSpec, dataset: Dataset) -> JobSettings:
+    """Settings that a worker would read from the stored job."""
+    return JobSettings(
+        input=dataset.input,
+        engine=spec.engine_config(),
+        sampling=spec.sampling,
+        num_samples=spec.sampling["n"],
+        seed=spec.seed,
+        keep_token_ids=spec.keep_token_ids,
+        lease_seconds=spec.lease_seconds,
+        system_prompt=spec.system_prompt,
+        chat_template=spec.chat_template,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Rows as the engine takes them, and how the job samples."""
+
+    token_ids: list[Sequence[int]]
+    params: SamplingParams
+    """The job's, without those of single rows."""
+
+
+def prepared_prompts(spec: JobSpec) -> Prompts:
+    """The first `input.limit` rows; those that would become errors are left out, with a note.
+
+    Loads the target's tokenizer only. Raises `UsageError` when no row is left, and what `inspect` and loading raise.
+    """
+    from workers.engine.models.loading import load_tokenizer
+
+    config = spec.engine_config()
+    dataset = inspect(spec.input_spec())
+    tokenizer = load_tokenizer(config.target, trust_remote_code=config.trust_remote_code)
+    prepared = list(_prepared(spec, dataset, tokenizer))
+    rejected = [row for row in prepared if isinstance(row, RejectedRow)]
+    prompts = [row.token_ids for row in prepared if isinstance(row, PreparedRow)]
+    first = f"; the first: {rejected[0].code}, {rejected[0].message}" if rejected else ""
+    if not prompts:
+        raise UsageError(f"none of the {len(prepared)} rows read has a prompt that can run{first}")
+    if rejected:
+        note(f"{len(rejected)} of {len(prepared)} rows are left out, since they would become errors{first}")
+    params = SamplingMerger(spec.sampling, spec.sampling["n"], tokenizer).merge(None)
+    return Prompts(prompts, replace(params, seed=spec.seed if params.seed is None else params.seed))
+
+
+def _prepared(spec: JobSpec, dataset: Dataset, tokenizer: TextTokenizer) -> Iterator[PreparedRow | RejectedRow]:
+    settings = job_settings(spec, dataset)
+    preparer = Preparer(settings, tokenizer, settings.engine.max_model_len or NO_LIMIT)
+    for rows in _rows(dataset):
+        yield from preparer.prepare(rows)
+
+
+def _rows(dataset: Dataset) -> Iterator[list[Row]]:
+    files = {file.index: file for file in dataset.files}
+    for chunk in plan_chunks(dataset):
+        yield from read_chunk(files[chunk.file_index], chunk, dataset.input)

@@ -1,0 +1,88 @@
+"""`check-draft` and `calibrate`: rows come in as jobs read them, reports go out as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runner.conftest import Cli
+from tests.workers.engine.models.test_loading import save
+from tests.workers.engine.models.tiny import config_of
+from tests.workers.engine.speculators.drafts import random_heads, write_heads
+
+WritePrompts = Callable[..., Path]
+TARGET = "scripted:seed=3,order=2,eos_every=0,sharpness=2.0"
+SMALL = ("--limit", "3", "--max-tokens", "24", "--batch", "2")
+
+
+@pytest.fixture
+def prompts(write_prompts: WritePrompts) -> Path:
+    return write_prompts(["one two three", "four", "five, six", None, "seven"])
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(tmp_path_factory.mktemp("llama"), config_of("Llama"))
+
+
+def test_check_draft_reports_what_makes_a_good_draft(cli: Cli, prompts: Path) -> None:
+    arguments = ("check-draft", str(prompts), "--target", TARGET, "--draft", "target", *SMALL, "--batch", "1")
+    report = cli.json(*arguments)
+    assert report["identical"]
+    assert report["method"] == "draft_model"
+    assert report["acceptance"] == [1.0] * 4
+    assert [batch["batch"] for batch in report["batches"]] == [2, 1]
+    assert "speed" in report["failed_rules"]
+    shown = cli(*arguments).stdout
+    for words in ("same tokens as plain decoding", "size ratio", "acceptance by position", "by batch size", "rules of"):
+        assert words in shown
+
+
+def test_rows_that_cannot_run_are_left_out_with_a_note(cli: Cli, prompts: Path, write_prompts: WritePrompts) -> None:
+    arguments = ("--target", TARGET, "--method", "ngram", "--max-tokens", "24", "--batch", "1", "--limit", "5")
+    result = cli("check-draft", str(prompts), *arguments)
+    assert "1 of 5 rows are left out" in result.stderr
+    assert "null_prompt" in result.stderr
+    empty = write_prompts([None, None], "empty.parquet")
+    assert "none of the 2 rows" in cli("check-draft", str(empty), *arguments, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check-draft", "--target", TARGET], "no way of drafting is named"),
+        (["check-draft", "--target", TARGET, "--method", "ngramm"], "method must be one of"),
+        (["calibrate", "--target", TARGET, "--method", "ngram"], "nothing to calibrate; these have: medusa, self"),
+        (["calibrate", "--target", TARGET, "--method", "medusa"], "needs a draft"),
+        (
+            ["calibrate", "--target", TARGET, "--method", "medusa", "--draft", "x", "--out", "y"],
+            "--out is for method self",
+        ),
+        (["calibrate", "--method", "self"], "add --target"),
+    ],
+)
+def test_what_cannot_work_is_named(cli: Cli, prompts: Path, arguments: list[str], message: str) -> None:
+    assert message in cli(arguments[0], str(prompts), *arguments[1:], code=2).stderr
+
+
+def test_a_skip_set_is_calibrated_and_a_job_takes_it(cli: Cli, prompts: Path, llama: str) -> None:
+    found = cli.json("calibrate", str(prompts), "--target", llama, "--method", "self", *SMALL, "--out", "skip.json")
+    assert found["file"] == "skip.json"
+    assert all(name.split(".")[0] in ("attn", "mlp") for name in found["skip"])
+    arguments = ("--method", "self", "--skip-file", "skip.json", "--max-tokens", "8", "--limit", "3")
+    summary = cli.json("run", str(prompts), "--target", llama, *arguments)
+    assert (summary["num_ok"], summary["num_draft_tokens"] > 0) == (3, True)
+
+
+def test_a_medusa_tree_is_calibrated_and_kept_beside_the_heads(
+    cli: Cli, prompts: Path, llama: str, tmp_path: Path
+) -> None:
+    heads = write_heads(tmp_path / "heads", random_heads())
+    arguments = ("calibrate", str(prompts), "--target", llama, "--method", "medusa", "--draft", heads, *SMALL)
+    found = cli.json(*arguments)
+    assert (tmp_path / "heads" / found["file"]).is_file()
+    assert found["nodes"] == len(found["paths"]) >= 1
+    assert found["expected_tokens"] > 1
+    assert "calibrated medusa" in cli(*arguments).stdout
