@@ -52,6 +52,22 @@ def test_a_submitted_job_is_served_to_its_end(cli: Cli, write_prompts: Callable[
     assert (summary["state"], summary["num_ok"], summary["num_errors"]) == ("completed", 30, 0)
 
 
+def test_a_worker_that_is_through_ends_whatever_its_threads_do(tmp_path: Path) -> None:
+    code = """
+import sys, threading, workers.app
+def serve(*arguments):
+    threading.Thread(target=threading.Event().wait).start()
+    print("through", end="")
+    return 0
+workers.app.run_worker = serve
+sys.argv = ["nightdraft", "worker"]
+from runner.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "through"), done.stderr
+
+
 def test_doctor_finds_the_broker_and_misses_the_workers(cli: Cli, redis_url: str) -> None:
     checks = {check["check"]: check for check in cli.json("doctor", "--broker", redis_url)}
     assert checks["broker"]["level"] == "ok"
