@@ -79,7 +79,7 @@ The answers are in demo/demo.parquet, the job and its statistics in demo/nightdr
   . .venv/bin/activate
   export NIGHTDRAFT_STORE=$NIGHTDRAFT_STORE
   nightdraft run demo/prompts.parquet --target $target --method none --max-tokens 96       # the same answers, undrafted
-  nightdraft run demo/prompts.parquet --target $target --draft target --draft-dtype int8 --dtype bfloat16
+  nightdraft run demo/prompts.parquet --target $target --method ngram --dtype bfloat16        # other weights, other answers
   nightdraft check-draft demo/prompts.parquet --target $target --draft target --draft-dtype int8
   nightdraft calibrate demo/prompts.parquet --target $target --method self                 # some minutes
   nightdraft run demo/prompts.parquet --target $target --method ngram --temperature 0.7 --max-tokens 96
