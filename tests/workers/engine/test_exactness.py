@@ -36,6 +36,12 @@ METHODS = {
     ),
     "self draft": SpeculationConfig(method="draft_model", draft="target", max_draft_tokens=5),
     "self draft tree": SpeculationConfig(method="draft_model", draft="target", max_draft_tokens=3, tree_width=2),
+    "draft with other ids": SpeculationConfig(
+        method="draft_model", draft="scripted:seed=3,order=1,sharpness=2.0,vocab=300", tree_width=2, policy="fixed"
+    ),
+    "draft through text": SpeculationConfig(
+        method="draft_model", draft="scripted:seed=3,order=1,sharpness=2.0,vocab=300", vocabulary="text", policy="fixed"
+    ),
     "self": SpeculationConfig(method="self", skip=("mlp.0",), max_draft_tokens=5, policy="fixed"),
     "self tree": SpeculationConfig(method="self", skip=("attn.0", "mlp.0"), tree_width=3, policy="fixed"),
     "self dynamic tree": SpeculationConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,26 @@ def test_same_tokens(method: str, setting: str, target: LoadedModel, truth: dict
     assert accepted > 20
     if method == "nothing skipped":
         assert accepted + sum(s.trimmed for s in stats) == drafted, "the whole model agrees with itself"
+
+
+def test_rows_of_one_batch_may_take_it_or_not(target: LoadedModel, truth: dict[object, Completion]) -> None:
+    speculation = SpeculationConfig(
+        method="self", row_methods=("none", "ngram"), skip=SKIP, tree_width=3, ngram_min=1, policy="fixed"
+    )
+    requests = [replace(r, method=(None, "none", "ngram")[i % 3]) for i, r in enumerate(REQUESTS)]
+    done = run(engine(target, speculation, kv_blocks=50, block_size=4), requests)
+    assert answers(done) == answers(truth)
+    assert {done[r.id].method for r in requests} == {"self", "none", "ngram"}
+
+
+@pytest.mark.parametrize("verify", ["rejection", "block", "typical"])
+def test_other_rules_count_correctly(verify: str, target: LoadedModel) -> None:
+    speculation = SpeculationConfig(method="self", skip=SKIP, verify=verify, policy="fixed")
+    done = run(engine(target, speculation, kv_blocks=60, block_size=4), REQUESTS)
+    for completion in done.values():
+        assert completion.stats.emitted == len(completion.token_ids)
+        assert completion.stats.accepted + completion.stats.trimmed <= completion.stats.drafted
+    assert sum(completion.stats.accepted for completion in done.values()) > 20
 
 
 @pytest.mark.parametrize("shape", [TreeShape(), TreeShape(4, 10)], ids=["chain", "dynamic"])
