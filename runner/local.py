@@ -73,13 +73,13 @@ class LocalRun:
         while any(thread.is_alive() for thread in threads):
             if self._stop.is_set():
                 worker.stop.set()
-            if ready_at is None and worker.hosts.running is not None:
-                ready_at = time.monotonic()
+            if ready_at is None and (ready_at := _ready_at(worker)) is not None:
                 follower.restart()
             if self._changed.wait(TICK_SECONDS) or time.monotonic() >= look_at:
                 self._changed.clear()
                 self._maintain(worker)
                 look_at = time.monotonic() + follower.refresh(self._note(worker, loading=ready_at is None))[1]
+        ready_at = ready_at or _ready_at(worker)
         return None if ready_at is None else time.monotonic() - ready_at
 
     def _maintain(self, worker: Worker) -> None:
@@ -116,3 +116,8 @@ class LocalRun:
 
     def _summary(self) -> JobSummary:
         return summarise(self._store.get_job(self._job.id), self._store.progress(self._job.id))
+
+
+def _ready_at(worker: Worker) -> float | None:
+    host = worker.hosts.running
+    return None if host is None else host.ready_at

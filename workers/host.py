@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, suppress
@@ -53,6 +54,8 @@ class EngineHost:
         """Set by the first session that the engine breaks under: nobody should start another on it."""
         self.job_id: str | None = None
         """The job that it worked for last."""
+        self.ready_at: float | None = None
+        """When the model was loaded, by the monotonic clock."""
         self._factory = factory
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
@@ -64,6 +67,7 @@ class EngineHost:
             portal = stack.enter_context(start_blocking_portal(name="engine"))
             engine = stack.enter_context(portal.wrap_async_context_manager(self._factory(self.config)))
             self._portal, self._engine = portal, engine
+            self.ready_at = time.monotonic()
             self._stack = stack.pop_all()
 
     def stop(self) -> None:

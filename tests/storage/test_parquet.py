@@ -60,20 +60,24 @@ def test_what_is_not_there_is_named(tmp_path: Path, name: str, message: str) -> 
 
 def test_remote_files_through_fsspec() -> None:
     memory = fsspec.filesystem("memory")
-    for name in ("/bucket/b.parquet", "/bucket/a.parquet", "/bucket/_x/c.parquet"):
+    for name in ("/parquet-tests/b.parquet", "/parquet-tests/a.parquet", "/parquet-tests/_x/c.parquet"):
         with memory.open(name, "wb") as file:
             pq.write_table(pa.table({"id": [1, 2, 3]}), file)
-    urls = ["memory://bucket/a.parquet", "memory://bucket/b.parquet"]
-    assert parquet.list_files(["memory://bucket"]) == parquet.list_files(["memory://bucket/*.parquet"]) == urls
+    urls = ["memory://parquet-tests/a.parquet", "memory://parquet-tests/b.parquet"]
+    assert (
+        parquet.list_files(["memory://parquet-tests"])
+        == parquet.list_files(["memory://parquet-tests/*.parquet"])
+        == urls
+    )
     assert parquet.list_files([urls[1]]) == [urls[1]]
     metadata = parquet.read_metadata(urls[0])
     assert (metadata.num_rows, metadata.schema.names) == (3, ["id"])
     assert ids_of(parquet.read_rows(urls[0], 1, 2)) == [2, 3]
     parquet.require_unchanged(metadata.as_input_file(0, 0))
-    with pytest.raises(InputNotFound, match="memory://bucket/none"):
-        parquet.list_files(["memory://bucket/none.parquet"])
-    with pytest.raises(InputNotFound, match="memory://bucket/none"):
-        parquet.read_metadata("memory://bucket/none.parquet")
+    with pytest.raises(InputNotFound, match="memory://parquet-tests/none"):
+        parquet.list_files(["memory://parquet-tests/none.parquet"])
+    with pytest.raises(InputNotFound, match="memory://parquet-tests/none"):
+        parquet.read_metadata("memory://parquet-tests/none.parquet")
 
 
 def test_an_unknown_scheme_is_named() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from storage.records import JobState
-from tests.system.cluster import Cluster
+from storage.records import ChunkState, Job, JobState
+from tests.system.cluster import Cluster, wait_until
 from tests.system.conftest import BrokerServer
 
 pytestmark = pytest.mark.service
@@ -28,13 +28,19 @@ def test_the_broker_is_killed_and_comes_back(
         job = cluster.submit(PROMPTS, target=SLOW)
         workers = [cluster.start_worker(), cluster.start_worker()]
         with cluster.scheduling(job):
-            cluster.wait_recorded(job, 8)
+            wait_until(lambda: _in_hand(cluster, job) == 4, "both workers have all that they take at a time")
             broker_server.kill()
-            time.sleep(0.5)
+            # Longer than a chunk takes: nobody can acknowledge what it has in hand.
+            time.sleep(1.5)
+            assert _in_hand(cluster, job) == 0
             broker_server.start()
             assert cluster.wait_finished(job).state is JobState.COMPLETED
         assert all(worker.alive for worker in workers)
         assert cluster.export(job) == cluster.undisturbed(job)
+
+
+def _in_hand(cluster: Cluster, job: Job) -> int:
+    return cluster.store.progress(job.id).chunks.get(ChunkState.RUNNING, 0)
 
 
 def test_postgresql_drops_every_connection_again_and_again(

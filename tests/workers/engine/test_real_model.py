@@ -6,12 +6,13 @@ import pytest
 
 from benchmarks import exactness
 from workers.engine.models.executor import LoadedModel
+from workers.engine.models.sources import Source
 
 pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module")
-def model(demo_model: str) -> LoadedModel:
+def model(demo_model: Source) -> LoadedModel:
     return exactness.load("float32")
 
 
@@ -34,7 +35,7 @@ def test_mixed_sampling_is_identical_by_every_method(model: LoadedModel) -> None
 
 
 @pytest.mark.timeout(600)
-def test_bfloat16_rows_differ_only_at_near_ties(demo_model: str) -> None:
+def test_bfloat16_rows_differ_only_at_near_ties(demo_model: Source) -> None:
     """With a batch-invariant backend none differs; another machine may have near-ties, and nothing else."""
     model = exactness.load("bfloat16")
     requests = exactness.mixed_requests(model, 12, 10)

@@ -2,60 +2,48 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.workers.engine.conftest import ALIAS
 from workers.engine.batch import Feed
 from workers.engine.config import EngineConfig
-from workers.engine.errors import ModelNotFound
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.gguf_copy import converted
 from workers.engine.models.loading import load_model, load_tokenizer
-from workers.engine.models.sources import Source, resolve
+from workers.engine.models.sources import Source
 from workers.engine.models.trial import Trial
 from workers.engine.tree import DraftTree
 
 pytestmark = pytest.mark.model
 
-ALIAS = "smollm2-135m"
 CHATS = [[{"role": "user", "content": text}] for text in ("What is the capital of France?", "Count to five.")]
 STEPS = 12
 
 
-@pytest.fixture(scope="module")
-def source() -> Source:
-    try:
-        return resolve(ALIAS)
-    except ModelNotFound as error:
-        if os.environ.get("NIGHTDRAFT_REQUIRE_MODEL") == "1":
-            raise
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def loaded(request: pytest.FixtureRequest, source: Source) -> LoadedModel:
+def loaded(request: pytest.FixtureRequest, demo_model: Source) -> LoadedModel:
     return load_model(EngineConfig(target=ALIAS, dtype=request.param))
 
 
-def test_the_alias_is_the_gguf_file_of_the_package(source: Source) -> None:
-    assert source.is_gguf
-    by_path = load_tokenizer(str(source.path))
+def test_the_alias_is_the_gguf_file_of_the_package(demo_model: Source) -> None:
+    assert demo_model.is_gguf
+    by_path = load_tokenizer(str(demo_model.path))
     assert by_path.encode("Hello, wörld 🌍") == load_tokenizer(ALIAS).encode("Hello, wörld 🌍")
     assert by_path.eos_token_ids == {2}
     assert by_path.render(CHATS[0]).endswith("<|im_start|>assistant\n")
 
 
-def test_gguf_weights_load_as_float32(source: Source) -> None:
+def test_gguf_weights_load_as_float32(demo_model: Source) -> None:
     loaded = load_model(EngineConfig(target=ALIAS))
     assert loaded.executor.cache_shape.dtype is torch.float32
     assert loaded.executor.max_model_len == 8192
 
 
-def test_loading_again_prints_nothing(source: Source, capfd: pytest.CaptureFixture[str]) -> None:
+def test_loading_again_prints_nothing(demo_model: Source, capfd: pytest.CaptureFixture[str]) -> None:
     load_model(EngineConfig(target=ALIAS, dtype="bfloat16"))
     assert capfd.readouterr() == ("", "")
 
@@ -79,7 +67,7 @@ def test_it_is_batch_invariant(loaded: LoadedModel) -> None:
 
 
 @torch.inference_mode()
-def test_greedy_tokens_are_those_of_transformers(source: Source) -> None:
+def test_greedy_tokens_are_those_of_transformers(demo_model: Source) -> None:
     loaded = load_model(EngineConfig(target=ALIAS))
     prompts = [loaded.tokenizer.encode(loaded.tokenizer.render(chat)) for chat in CHATS]
     trial = Trial(loaded.executor, num_blocks=64)
@@ -89,7 +77,7 @@ def test_greedy_tokens_are_those_of_transformers(source: Source) -> None:
         for seq, logits in zip(sequences, trial.run(feeds), strict=True):
             seq.tokens.append(int(logits[-1].argmax()))
         feeds = [Feed(seq, len(seq) - 1, len(seq)) for seq in sequences]
-    model: Any = AutoModelForCausalLM.from_pretrained(converted(source).path)
+    model: Any = AutoModelForCausalLM.from_pretrained(converted(demo_model).path)
     for tokens, seq in zip(prompts, sequences, strict=True):
         ids = torch.tensor([tokens])
         # Without a mask, generate takes every <|im_end|> of the prompt for padding.
