@@ -16,8 +16,8 @@ from workers.engine.config import DRAFTERS, SCORERS
 
 JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")
 OF_SOME_METHODS = {
-    **dict.fromkeys(("draft",), DRAFTERS),
-    **dict.fromkeys(("draft_dtype", "vocabulary"), ("draft_model",)),
+    **dict.fromkeys(("draft", "draft_dtype"), DRAFTERS),
+    **dict.fromkeys(("vocabulary",), ("draft_model",)),
     **dict.fromkeys(("skip", "exit_layer", "skip_file"), ("self",)),
     **dict.fromkeys(("tree_width", "tree_nodes", "tree_paths"), SCORERS),
 }

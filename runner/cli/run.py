@@ -65,7 +65,7 @@ def run(
         typer.Option(
             "--draft-dtype",
             help=described(
-                f"draft_model: {', '.join(DRAFT_DTYPES)}; default: the target's", SpeculationConfig, "draft_dtype"
+                f"Of the draft: {', '.join(DRAFT_DTYPES)}; default: the target's", SpeculationConfig, "draft_dtype"
             ),
             rich_help_panel=SPECULATION,
         ),

@@ -23,6 +23,7 @@ from workers.engine.speculators.checkpoint import open_draft
 from workers.engine.speculators.medusa_heads import MedusaHeads
 from workers.engine.speculators.medusa_tree import CalibratedTree, calibrate_tree, fastest_size, write_tree
 from workers.engine.speculators.none import NoSpeculator
+from workers.engine.speculators.precision import choose_precision
 from workers.engine.speculators.speculator import SpeculatorContext
 from workers.engine.tree import ROOT, DraftTree
 from workers.engine.verifier import Verdict
@@ -59,7 +60,8 @@ def calibrate_medusa(
 
     def make(context: SpeculatorContext) -> dict[str, NoSpeculator]:
         shape, vocab = context.cache.shape, context.target.executor.vocab_size
-        heads = MedusaHeads.load(files, shape.hidden_size, vocab, shape.dtype, shape.device)
+        precision = choose_precision(config.speculation, shape.dtype, shape.device)
+        heads = MedusaHeads.load(files, shape.hidden_size, vocab, precision)
         recorders.append(_RankRecorder(heads, context))
         return {"none": recorders[0]}
 

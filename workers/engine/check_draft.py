@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 
 from workers.engine.config import EngineConfig, SpeculationConfig
@@ -21,9 +20,8 @@ from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading import load_model
 from workers.engine.request import Completion, Request
 from workers.engine.sampling_params import SamplingParams
-from workers.engine.speculators.checkpoint import open_draft
 from workers.engine.speculators.draft_model import DraftModelSpeculator
-from workers.engine.speculators.speculator import Speculator, SpeculatorContext, make_speculators
+from workers.engine.speculators.speculator import Drafter, Speculator, SpeculatorContext, make_speculators
 from workers.engine.speculators.speedup import expected_tokens
 
 FASTER, ACCEPTED, SMALLER = 5.0, 0.7, 0.2
@@ -225,11 +223,8 @@ class _Bench:
             vocabulary = drafter.reading.kind
             if (both := drafter.reading.vocabulary) is not None:
                 overlap, coverage = both.overlap, both.coverage
-            weights = 0 if drafter.executor is target else drafter.executor.weight_bytes
-        elif speculation.draft:
-            weights = sum(
-                file.stat().st_size for file in open_draft(speculation.draft).path.iterdir() if _is_weights(file)
-            )
+        if isinstance(drafter, Drafter) and drafter.draft is not None:
+            weights = drafter.draft.weight_bytes
         cache = getattr(drafter, "cache", None)
         if isinstance(cache, KVCache):
             kv = cache.shape.bytes_per_token()
@@ -270,7 +265,3 @@ def _add(counts: list[int], new: Seq[int]) -> None:
     counts.extend([0] * (len(new) - len(counts)))
     for index, value in enumerate(new):
         counts[index] += value
-
-
-def _is_weights(file: Path) -> bool:
-    return file.suffix in (".safetensors", ".pt", ".bin")

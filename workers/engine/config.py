@@ -39,8 +39,9 @@ class SpeculationConfig:
     """draft_model: directory, hub id, GGUF file or alias; "target" shares the target's weights.
     medusa, eagle: directory or hub id of the heads, or of the draft layer."""
     draft_dtype: str | None = None
-    """draft_model: precision of the draft's weights; None is the target's. int8: linear layers of 8-bit weights and
-    activations (CPU). With draft "target" the draft is a copy of the target in that precision."""
+    """Precision of the weights of the draft model, the heads or the draft layer; None is the target's. int8: linear
+    layers of 8-bit weights and activations (CPU). With draft "target" the draft is a copy of the target in that
+    precision."""
     vocabulary: str = "auto"
     """draft_model with another tokenizer (docs/speculation.md). same: refuse it; mapped: draft from the common tokens;
     text: draft text and tokenise it again; auto: same or mapped if it can, else text."""
@@ -147,11 +148,13 @@ class SpeculationConfig:
             raise InvalidConfig(f"method {drafters[0]} needs a draft: set draft to its directory")
         if self.draft and not drafters:
             raise InvalidConfig(f"draft is set, but method is {self.method}: only {', '.join(DRAFTERS)} take a draft")
-
-        for name, default in (("draft_dtype", None), ("vocabulary", "auto")):
-            if getattr(self, name) != default and "draft_model" not in self.methods:
-                raise InvalidConfig(f"{name} is set, but method is {self.method}: only draft_model has one")
+        if self.vocabulary != "auto" and "draft_model" not in self.methods:
+            raise InvalidConfig(f"vocabulary is set, but method is {self.method}: only draft_model has one")
         if self.draft_dtype is not None:
+            if not drafters:
+                raise InvalidConfig(
+                    f"draft_dtype is set, but method is {self.method}: only {', '.join(DRAFTERS)} have one"
+                )
             _one_of("draft_dtype", self.draft_dtype, DRAFT_DTYPES)
         _one_of("vocabulary", self.vocabulary, VOCABULARIES)
 

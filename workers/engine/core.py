@@ -208,7 +208,7 @@ class EngineCore:
 
     def report(self) -> dict[str, Any]:
         """What runs here, for the job's record."""
-        speculation = self.config.speculation
+        speculation, draft = self.config.speculation, self.speculator.draft
         return {
             "target": self.model.name,
             "content_hash": self.model.content_hash,
@@ -217,6 +217,7 @@ class EngineCore:
             "kv_blocks": self.cache.num_blocks,
             **self.model.details,
             "speculator": asdict(speculation),
+            "draft": None if draft is None else asdict(draft),
         }
 
     def snapshot(self) -> EngineSnapshot:

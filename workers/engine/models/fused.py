@@ -19,14 +19,11 @@ from workers.engine.batch import Batch
 from workers.engine.kernels.elementwise import Rotation, add_norm, rotate_and_cache, silu_mul
 from workers.engine.kv_cache import FINAL, CacheShape, KVCache
 from workers.engine.models.executor import ModelOutput
-from workers.engine.models.linear import Linear, pack
-from workers.engine.models.quantised import QuantisedLinear, quantise
+from workers.engine.models.linear import pack
+from workers.engine.models.quantised import AnyLinear, quantise
 from workers.engine.models.skipping import NOTHING, SkipSet
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-
-
-AnyLinear = Linear | QuantisedLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import nn
 
 from workers.engine.errors import UnsupportedModel
 from workers.engine.kernels.quantise import ZERO, quantise_rows
-from workers.engine.models.linear import PACKED_FOR_ROWS
+from workers.engine.models.linear import PACKED_FOR_ROWS, Linear
 
 LARGEST = 127
 
@@ -38,6 +38,9 @@ class QuantisedLinear:
         )
         out.mul_(scales)
         return out if self._bias is None else out.add_(self._bias)
+
+
+AnyLinear = Linear | QuantisedLinear
 
 
 def quantise(weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> QuantisedLinear:
@@ -70,11 +73,16 @@ def quantise_modules(model: nn.Module) -> list[QuantisedLinear]:
 
 def check_quantisable(model: Any, name: str) -> None:
     """Raise `UnsupportedModel` where there is no product of 8-bit matrices for a transformers model."""
-    if model.device.type != "cpu":
-        raise UnsupportedModel(f"draft {name}: draft_dtype int8 runs on the CPU, the model is on {model.device}")
-    if model.dtype not in (torch.float32, torch.bfloat16):
-        raise UnsupportedModel(f"draft {name}: draft_dtype int8 takes float32 and bfloat16 models, not {model.dtype}")
+    check_int8(model.dtype, model.device, name)
     if not any(type(module) is nn.Linear for module in model.modules()):
         raise UnsupportedModel(f"draft {name} ({model.config.model_type}) has no linear layers that int8 could change")
+
+
+def check_int8(dtype: torch.dtype, device: torch.device, name: str) -> None:
+    """Raise `UnsupportedModel` where there is no product of 8-bit matrices for activations of this type."""
+    if device.type != "cpu":
+        raise UnsupportedModel(f"draft {name}: draft_dtype int8 runs on the CPU, the model is on {device}")
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise UnsupportedModel(f"draft {name}: draft_dtype int8 takes float32 and bfloat16 models, not {dtype}")
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         raise UnsupportedModel(f"draft {name}: draft_dtype int8 needs a torch with oneDNN")

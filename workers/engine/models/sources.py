@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -58,14 +58,18 @@ class Source:
 
     def content_hash(self) -> str:
         """Hash of names, sizes, headers and sampled bytes of the weights: cheap, and the same wherever they lie."""
-        digest = blake2b(digest_size=16)
-        files = [self.path] if self.is_gguf else sorted(self.path.glob("*.safetensors"))
-        for file in files:
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size} ".encode())
-            with file.open("rb") as stream:
-                _digest_file(digest, stream, size, header=not self.is_gguf)
-        return digest.hexdigest()
+        return hash_weights([self.path] if self.is_gguf else sorted(self.path.glob("*.safetensors")))
+
+
+def hash_weights(files: Iterable[Path]) -> str:
+    """What `Source.content_hash` is of these files. Raises `UnsupportedModel` for a broken one."""
+    digest = blake2b(digest_size=16)
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as stream:
+            _digest_file(digest, stream, size, header=file.suffix == ".safetensors")
+    return digest.hexdigest()
 
 
 def resolve(target: str) -> Source:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from workers.engine.errors import ModelNotFound, UnsupportedModel
-from workers.engine.models.sources import resolve
+from workers.engine.models.sources import hash_weights, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class DraftFiles:
         tried = list(stems)
         for file in (self.path / stem for stem in tried):
             if file.is_file():
-                return Tensors(f"{self.name}/{file.name}", _read(file))
+                return Tensors(f"{self.name}/{file.name}", _read(file), hash_weights([file]))
         raise ModelNotFound(f"{self.name}: none of {', '.join(tried)} in {self.path}")
 
 
@@ -69,6 +69,7 @@ class Tensors:
 
     name: str
     _all: dict[str, torch.Tensor]
+    content_hash: str
     _taken: set[str] = field(default_factory=set)
 
     def __contains__(self, key: str) -> bool:

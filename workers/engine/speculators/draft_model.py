@@ -10,12 +10,12 @@ from collections.abc import Sequence as Seq
 
 from workers.engine.batch import Batch, Feed
 from workers.engine.kv_cache import KVCache
-from workers.engine.models.executor import Executor
+from workers.engine.models.executor import Executor, LoadedModel
 from workers.engine.models.loading import load_draft
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.growth import TreeGrowth
 from workers.engine.speculators.reading import Reading, choose_reading
-from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.speculators.speculator import LoadedDraft, SpeculatorContext
 from workers.engine.tree import EMPTY, DraftTree
 from workers.engine.verifier import Verdict
 
@@ -30,7 +30,16 @@ class DraftModelSpeculator:
     name = "draft_model"
     hidden_layers = ()
 
-    def __init__(self, executor: Executor, cache: KVCache, reading: Reading, *, max_step_tokens: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        cache: KVCache,
+        reading: Reading,
+        *,
+        max_step_tokens: int,
+        draft: LoadedDraft | None = None,
+    ) -> None:
+        self.draft = draft
         self.executor = executor
         self.cache = cache
         self.reading = reading
@@ -46,7 +55,13 @@ class DraftModelSpeculator:
             draft.executor.cache_shape, context.cache.num_blocks, config.block_size, prefix_reuse=config.prefix_reuse
         )
         reading = choose_reading(config, context.target, draft)
-        return cls(draft.executor, cache, reading, max_step_tokens=config.max_step_tokens)
+        return cls(
+            draft.executor,
+            cache,
+            reading,
+            max_step_tokens=config.max_step_tokens,
+            draft=None if draft is context.target else _loaded(draft),
+        )
 
     def max_nodes(self, length: int) -> int:
         return self.reading.shape.max_nodes(length)
@@ -121,3 +136,7 @@ class DraftModelSpeculator:
         read = self.reading.release(seq)
         if read is not None:
             self.cache.free(read)
+
+
+def _loaded(draft: LoadedModel) -> LoadedDraft:
+    return LoadedDraft(draft.name, draft.content_hash, draft.details["dtype"], draft.executor.weight_bytes)

@@ -15,7 +15,8 @@ from workers.engine.speculators.eagle_checkpoint import open_eagle
 from workers.engine.speculators.eagle_model import EagleModel, build_eagle
 from workers.engine.speculators.features import require_features
 from workers.engine.speculators.growth import TreeGrowth, extend_all
-from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.speculators.precision import choose_precision
+from workers.engine.speculators.speculator import LoadedDraft, SpeculatorContext
 from workers.engine.tree import EMPTY, DraftTree
 from workers.engine.tree_shape import TreeShape
 from workers.engine.verifier import Verdict
@@ -41,7 +42,9 @@ class EagleSpeculator:
         shape: TreeShape,
         max_step_tokens: int,
         noise: DraftNoise = DraftNoise.COUPLED,
+        draft: LoadedDraft | None = None,
     ) -> None:
+        self.draft = draft
         self.cache = cache
         self.model = model
         self.hidden_layers = model.config.feature_layers
@@ -60,8 +63,9 @@ class EagleSpeculator:
         require_features(context, "eagle")
         eagle, tensors = open_eagle(speculation.draft, shape, target.vocab_size)
         dtype = shape.dtype if shape.dtype in _DTYPES else torch.float32
-        attention = load_attention(resolve_attention(config.attention, shape.device, dtype))
-        model = build_eagle(eagle, tensors, target, attention, torch.empty(0, dtype=dtype, device=shape.device))
+        precision = choose_precision(speculation, dtype, shape.device)
+        attention = load_attention(resolve_attention(config.attention, shape.device, precision.dtype))
+        model = build_eagle(eagle, tensors, target, attention, precision)
         cache = KVCache(
             model.cache_shape, context.cache.num_blocks, config.block_size, prefix_reuse=config.prefix_reuse, shift=1
         )
@@ -72,6 +76,7 @@ class EagleSpeculator:
             shape=speculation.tree_shape,
             max_step_tokens=config.max_step_tokens,
             noise=draft_noise_of(speculation),
+            draft=LoadedDraft(speculation.draft, tensors.content_hash, str(precision), model.weight_bytes),
         )
 
     def max_nodes(self, length: int) -> int:

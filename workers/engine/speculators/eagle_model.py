@@ -18,9 +18,10 @@ from workers.engine.batch import Batch
 from workers.engine.errors import UnsupportedModel
 from workers.engine.kv_cache import KVCache
 from workers.engine.models.executor import Executor, Vocabulary
-from workers.engine.models.linear import Linear, pack
+from workers.engine.models.quantised import AnyLinear
 from workers.engine.speculators.checkpoint import Tensors
 from workers.engine.speculators.eagle_checkpoint import UNUSED, EagleConfig, head_dim, target_ids
+from workers.engine.speculators.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,17 @@ class DraftLayer:
     """Of the embeddings in EAGLE-3's first layer; EAGLE-1's first layer has none."""
     hidden_norm: Norm | None
     """EAGLE-3's first layer: of the features."""
-    qkv: Linear
+    qkv: AnyLinear
     head_norms: tuple[Norm, Norm] | None
-    out: Linear
+    out: AnyLinear
     mlp_norm: Norm
-    gate_up: Linear
-    down: Linear
+    gate_up: AnyLinear
+    down: AnyLinear
 
 
 @dataclass(frozen=True, slots=True)
 class EagleWeights:
-    fc: Linear
+    fc: AnyLinear
     fc_norms: tuple[Norm, ...]
     """One for the joined features, or one for each; none when empty."""
     layers: tuple[DraftLayer, ...]
@@ -61,6 +62,8 @@ class EagleWeights:
     embed: Callable[[torch.Tensor], torch.Tensor]
     project: Callable[[torch.Tensor], torch.Tensor]
     target_ids: torch.Tensor | None
+    nbytes: int
+    """Without what the target lends."""
 
 
 class EagleModel:
@@ -70,21 +73,22 @@ class EagleModel:
     """
 
     def __init__(
-        self, config: EagleConfig, weights: EagleWeights, attention: AttentionBackend, like: torch.Tensor
+        self, config: EagleConfig, weights: EagleWeights, attention: AttentionBackend, precision: Precision
     ) -> None:
         self.config = config
-        self.cache_shape = config.cache_shape(like.dtype, like.device)
+        self.cache_shape = config.cache_shape(precision.dtype, precision.device)
+        self.weight_bytes = weights.nbytes
         self._weights = weights
         self._attention = attention
-        self._like = like
-        self._rotary = LlamaRotaryEmbedding(config.layer).to(like.device)
+        self._dtype = precision.dtype
+        self._rotary = LlamaRotaryEmbedding(config.layer).to(precision.device)
         layer = config.layer
         self._heads = int(layer.num_attention_heads), int(layer.num_key_value_heads), head_dim(layer)
 
     @torch.inference_mode()
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """[T, features * feature_size] hidden states of the target, side by side -> [T, N] inputs of `forward`."""
-        features = features.to(self._like.dtype)
+        features = features.to(self._dtype)
         if self.config.version == 1:
             return features
         norms = self._weights.fc_norms
@@ -160,22 +164,23 @@ class EagleModel:
 
 
 def build_eagle(
-    config: EagleConfig, tensors: Tensors, target: Executor, attention: AttentionBackend, like: torch.Tensor
+    config: EagleConfig, tensors: Tensors, target: Executor, attention: AttentionBackend, precision: Precision
 ) -> EagleModel:
-    """Take every tensor that the config asks for. `like` says dtype and device.
+    """Take every tensor that the config asks for.
 
     Raises `UnsupportedModel` for a missing, mismatching or unknown tensor, and when the target has to lend its
     embeddings or its output matrix and cannot.
     """
-    return EagleModel(config, _Builder(config, tensors, target, like).weights(), attention, like)
+    return EagleModel(config, _Builder(config, tensors, target, precision).weights(), attention, precision)
 
 
 class _Builder:
-    def __init__(self, config: EagleConfig, tensors: Tensors, target: Executor, like: torch.Tensor) -> None:
+    def __init__(self, config: EagleConfig, tensors: Tensors, target: Executor, precision: Precision) -> None:
         self._config = config
         self._tensors = tensors
         self._target = target
-        self._like = like
+        self._precision = precision
+        self._nbytes = 0
         self._eps = float(config.layer.rms_norm_eps)
 
     def weights(self) -> EagleWeights:
@@ -189,6 +194,7 @@ class _Builder:
             embed=self._embedding(),
             project=self._projection(),
             target_ids=self._target_ids(),
+            nbytes=self._nbytes,
         )
         self._tensors.finish(UNUSED)
         return weights
@@ -232,6 +238,7 @@ class _Builder:
         table = self._tensors.find("embed_tokens.weight", self._config.target_vocab, self._config.hidden_size)
         if table is not None:
             own = self._ready(table)
+            self._nbytes += own.nbytes
             return lambda ids: embedding(ids, own)
         return self._lender("embed_tokens.weight").embed
 
@@ -241,7 +248,8 @@ class _Builder:
             return self._linear(vocab, hidden, "lm_head")
         if vocab != self._config.target_vocab:
             self._tensors.take("lm_head.weight", vocab, hidden)
-        return self._lender("lm_head.weight").project
+        lender, dtype = self._lender("lm_head.weight"), self._target.cache_shape.dtype
+        return lambda outputs: lender.project(outputs.to(dtype))
 
     def _lender(self, key: str) -> Vocabulary:
         """The target, where a tensor of the draft is missing because it is the target's own."""
@@ -254,20 +262,25 @@ class _Builder:
 
     def _target_ids(self) -> torch.Tensor | None:
         ids = target_ids(self._tensors, self._config)
-        return None if ids is None else ids.to(self._like.device)
+        return None if ids is None else ids.to(self._precision.device)
 
     def _norm(self, name: str, width: int) -> Norm:
-        return Norm(self._ready(self._tensors.take(f"{name}.weight", width)), self._eps)
+        weight = self._ready(self._tensors.take(f"{name}.weight", width))
+        self._nbytes += weight.nbytes
+        return Norm(weight, self._eps)
 
-    def _linear(self, rows: int, columns: int, name: str, *, bias: bool = False) -> Linear:
+    def _linear(self, rows: int, columns: int, name: str, *, bias: bool = False) -> AnyLinear:
         return self._joined([(rows, columns, name)], bias=bias)
 
-    def _joined(self, parts: list[tuple[int, int, str]], *, bias: bool = False) -> Linear:
+    def _joined(self, parts: list[tuple[int, int, str]], *, bias: bool = False) -> AnyLinear:
         """Several matrices over one input. With `bias`, or where the first one has one, all of them need one."""
         weights = [self._ready(self._tensors.take(f"{name}.weight", rows, columns)) for rows, columns, name in parts]
-        if not bias and f"{parts[0][2]}.bias" not in self._tensors:
-            return pack(weights)
-        return pack(weights, [self._ready(self._tensors.take(f"{name}.bias", rows)) for rows, _, name in parts])
+        biases = None
+        if bias or f"{parts[0][2]}.bias" in self._tensors:
+            biases = [self._ready(self._tensors.take(f"{name}.bias", rows)) for rows, _, name in parts]
+        linear = self._precision.linear(weights, biases)
+        self._nbytes += linear.nbytes
+        return linear
 
     def _ready(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._like.device, self._like.dtype)
+        return self._precision.ready(tensor)

@@ -18,7 +18,8 @@ from workers.engine.speculators.features import require_features
 from workers.engine.speculators.growth import TreeGrowth
 from workers.engine.speculators.medusa_heads import MedusaHeads
 from workers.engine.speculators.medusa_tree import read_tree
-from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.speculators.precision import choose_precision
+from workers.engine.speculators.speculator import LoadedDraft, SpeculatorContext
 from workers.engine.tree import EMPTY, DraftTree
 from workers.engine.tree_shape import TreeShape
 from workers.engine.verifier import Verdict
@@ -38,7 +39,9 @@ class MedusaSpeculator:
         shape: TreeShape,
         target_vocab: int,
         noise: DraftNoise = DraftNoise.COUPLED,
+        draft: LoadedDraft | None = None,
     ) -> None:
+        self.draft = draft
         self._heads = heads
         self._target_cache = target_cache
         self._shape = shape
@@ -55,7 +58,8 @@ class MedusaSpeculator:
         require_features(context, "medusa")
         vocab = context.target.executor.vocab_size
         files = open_draft(speculation.draft)
-        heads = MedusaHeads.load(files, shape.hidden_size, vocab, shape.dtype, shape.device)
+        precision = choose_precision(speculation, shape.dtype, shape.device)
+        heads = MedusaHeads.load(files, shape.hidden_size, vocab, precision)
         if speculation.max_draft_tokens > len(heads):
             raise InvalidConfig(
                 f"max_draft_tokens is {speculation.max_draft_tokens}, but {speculation.draft} has {len(heads)} heads, "
@@ -67,6 +71,7 @@ class MedusaSpeculator:
             shape=_shape(speculation, files.path),
             target_vocab=vocab,
             noise=draft_noise_of(speculation),
+            draft=LoadedDraft(files.name, heads.content_hash, str(precision), heads.weight_bytes),
         )
 
     def max_nodes(self, length: int) -> int:

@@ -16,42 +16,44 @@ from safetensors.torch import save_file
 from torch.nn.functional import silu
 
 from workers.engine.errors import UnsupportedModel
-from workers.engine.models.linear import Linear, pack
+from workers.engine.models.quantised import AnyLinear
 from workers.engine.speculators.checkpoint import DraftFiles, Tensors
+from workers.engine.speculators.precision import Precision
 
 WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
 @dataclass(frozen=True, slots=True)
 class MedusaHead:
-    blocks: tuple[Linear, ...]
-    output: Linear
+    blocks: tuple[AnyLinear, ...]
+    output: AnyLinear
 
 
 class MedusaHeads:
     """The heads, ready to run."""
 
-    def __init__(self, heads: list[MedusaHead], name: str) -> None:
-        self.name = name
+    def __init__(self, heads: list[MedusaHead], dtype: torch.dtype, content_hash: str) -> None:
+        self.content_hash = content_hash
+        self.weight_bytes = sum(linear.nbytes for head in heads for linear in (*head.blocks, head.output))
         self._heads = heads
+        self._dtype = dtype
 
     def __len__(self) -> int:
         return len(self._heads)
 
     @classmethod
-    def load(
-        cls, files: DraftFiles, hidden_size: int, vocab_size: int, dtype: torch.dtype, device: torch.device
-    ) -> MedusaHeads:
+    def load(cls, files: DraftFiles, hidden_size: int, vocab_size: int, precision: Precision) -> MedusaHeads:
         """Read a checkpoint. Raises `UnsupportedModel`, naming the tensor, where it does not fit the target."""
         tensors = files.tensors(WEIGHTS)
         num_heads, num_blocks = _counts(files, tensors)
-        heads = [_head(tensors, head, num_blocks, hidden_size, vocab_size, dtype, device) for head in range(num_heads)]
+        heads = [_head(tensors, head, num_blocks, hidden_size, vocab_size, precision) for head in range(num_heads)]
         tensors.finish()
-        return cls(heads, files.name)
+        return cls(heads, precision.dtype, tensors.content_hash)
 
     @torch.inference_mode()
     def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
-        """[B, N] -> [B, V]."""
+        """[B, N] of any type -> [B, V] of the heads' own."""
+        hidden = hidden.to(self._dtype)
         for block in self._heads[head].blocks:
             hidden = hidden + silu(block(hidden))
         return self._heads[head].output(hidden)
@@ -67,17 +69,17 @@ def _counts(files: DraftFiles, tensors: Tensors) -> tuple[int, int]:
     return max(num_heads, len(found)), num_blocks
 
 
-def _head(
-    tensors: Tensors, head: int, num_blocks: int, hidden: int, vocab: int, dtype: torch.dtype, device: torch.device
-) -> MedusaHead:
+def _head(tensors: Tensors, head: int, num_blocks: int, hidden: int, vocab: int, precision: Precision) -> MedusaHead:
     def ready(key: str, *shape: int) -> torch.Tensor:
-        return tensors.take(key, *shape).to(device, dtype)
+        return precision.ready(tensors.take(key, *shape))
 
     blocks = tuple(
-        pack([ready(f"{head}.{block}.linear.weight", hidden, hidden)], [ready(f"{head}.{block}.linear.bias", hidden)])
+        precision.linear(
+            [ready(f"{head}.{block}.linear.weight", hidden, hidden)], [ready(f"{head}.{block}.linear.bias", hidden)]
+        )
         for block in range(num_blocks)
     )
-    return MedusaHead(blocks, pack([ready(f"{head}.{num_blocks}.weight", vocab, hidden)]))
+    return MedusaHead(blocks, precision.linear([ready(f"{head}.{num_blocks}.weight", vocab, hidden)]))
 
 
 def untrained_heads(lm_head: torch.Tensor, num_heads: int, num_blocks: int = 1) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from workers.engine.config import EngineConfig
 from workers.engine.kv_cache import KVCache
@@ -40,6 +40,25 @@ class Speculator(Protocol):
     def release(self, seq: Sequence) -> None:
         """Drop everything kept for a sequence; it may come back after a preemption."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """Weights that a speculator keeps beside the target's, for the job's record."""
+
+    name: str
+    content_hash: str
+    dtype: str
+    """Of the weights: float32, bfloat16, int8, ..."""
+    weight_bytes: int
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """A speculator that may have loaded a draft."""
+
+    @property
+    def draft(self) -> LoadedDraft | None: ...
 
 
 @dataclass(frozen=True, slots=True)

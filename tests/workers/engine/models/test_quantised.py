@@ -95,7 +95,7 @@ def test_a_draft_in_another_precision_is_a_model_of_its_own(llama: str) -> None:
 
 
 def test_what_cannot_be_quantised_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="only draft_model has one"):
+    with pytest.raises(InvalidConfig, match="draft_dtype is set, but method is ngram: only draft_model, medusa, eagle"):
         SpeculationConfig(method="ngram", draft_dtype="int8")
     with pytest.raises(InvalidConfig, match="draft_dtype must be one of float32, bfloat16, int8"):
         SpeculationConfig(method="draft_model", draft="target", draft_dtype="int4")

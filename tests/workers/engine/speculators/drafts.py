@@ -41,8 +41,8 @@ def tiny_model(context: float = 0.1, seed: int = 0) -> LlamaForCausalLM:
     return model
 
 
-def tiny_target(context: float = 0.1, attention: str = "numba") -> LoadedModel:
-    executor = build_executor(tiny_model(context), attention, "tiny", 256)
+def tiny_target(context: float = 0.1, attention: str = "numba", dtype: torch.dtype = torch.float32) -> LoadedModel:
+    executor = build_executor(tiny_model(context).to(dtype), attention, "tiny", 256)
     return LoadedModel(executor, ByteTokenizer(VOCAB), "tiny", "0", {"attention": attention})
 
 

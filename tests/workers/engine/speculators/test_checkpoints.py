@@ -33,17 +33,18 @@ from workers.engine.speculators.checkpoint import open_draft
 from workers.engine.speculators.eagle_checkpoint import open_eagle
 from workers.engine.speculators.eagle_model import EagleModel, build_eagle
 from workers.engine.speculators.medusa_heads import MedusaHeads, save_heads
+from workers.engine.speculators.precision import Precision
 
 Tensors = dict[str, torch.Tensor]
 
 
 def load_heads(directory: Path) -> MedusaHeads:
-    return MedusaHeads.load(open_draft(str(directory)), HIDDEN, VOCAB, torch.float32, torch.device("cpu"))
+    return MedusaHeads.load(open_draft(str(directory)), HIDDEN, VOCAB, Precision())
 
 
 def load_eagle(directory: Path, config: dict[str, Any], tensors: Tensors, target: Any = None) -> EagleModel:
     parsed, found = open_eagle(write_eagle(directory, config, tensors), FEATURES, VOCAB)
-    return build_eagle(parsed, found, target, load_attention("sdpa"), torch.empty(0))
+    return build_eagle(parsed, found, target, load_attention("sdpa"), Precision())
 
 
 # Medusa --------------------------------------------------------------------------------------------------------------

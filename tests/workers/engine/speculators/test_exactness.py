@@ -44,6 +44,7 @@ METHODS = {
     "medusa, chain": medusa(tree_width=1),
     "medusa, dynamic tree": medusa(tree_width=3, tree_nodes=8),
     "medusa, random heads": medusa("random medusa", max_draft_tokens=2, tree_width=2, policy="threshold"),
+    "medusa, int8": medusa(draft_dtype="int8"),
     "eagle1, dynamic tree": eagle(),
     "eagle1, chain": eagle(tree_width=1, max_draft_tokens=5),
     "eagle1, beam": eagle(tree_width=3),
@@ -51,6 +52,8 @@ METHODS = {
     "eagle1, threshold": eagle(policy="threshold"),
     "eagle3, dynamic tree": eagle("eagle3", max_draft_tokens=3, tree_width=3, tree_nodes=7),
     "eagle3, library": eagle("library", tree_width=1, max_draft_tokens=3),
+    "eagle1, int8": eagle(draft_dtype="int8"),
+    "eagle3, int8": eagle("eagle3", max_draft_tokens=3, draft_dtype="int8"),
 }
 
 SETTINGS = {

@@ -33,6 +33,7 @@ from workers.engine.speculators.checkpoint import open_draft
 from workers.engine.speculators.eagle_checkpoint import open_eagle
 from workers.engine.speculators.eagle_model import EagleModel, build_eagle
 from workers.engine.speculators.medusa_heads import MedusaHeads
+from workers.engine.speculators.precision import Precision
 from workers.engine.tree import DraftTree
 
 FEATURES = CacheShape(6, 2, 8, torch.float32, torch.device("cpu"), HIDDEN)
@@ -117,7 +118,7 @@ def build_case(case: Case, directory: Path, target: Any, attention: str = "numba
     config, tensors = open_eagle(
         write_eagle(directory, case.config, case.tensors, pickled=case.pickled), FEATURES, VOCAB
     )
-    return build_eagle(config, tensors, target, load_attention(attention), torch.empty(0))
+    return build_eagle(config, tensors, target, load_attention(attention), Precision())
 
 
 def reference(case: Case, model: Any) -> Eagle:
@@ -219,7 +220,7 @@ def test_the_default_layers_are_early_middle_and_late(tmp_path: Path) -> None:
 def test_medusa_equals_the_paper(num_heads: int, num_blocks: int, tmp_path: Path) -> None:
     tensors = random_heads(num_heads, num_blocks)
     files = open_draft(write_heads(tmp_path, tensors, num_blocks))
-    heads = MedusaHeads.load(files, HIDDEN, VOCAB, torch.float32, torch.device("cpu"))
+    heads = MedusaHeads.load(files, HIDDEN, VOCAB, Precision())
     assert len(heads) == num_heads
     hidden = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
     for head in range(num_heads):

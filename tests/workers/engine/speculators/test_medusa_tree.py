@@ -19,6 +19,7 @@ from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.speculators.checkpoint import open_draft
 from workers.engine.speculators.medusa_heads import MedusaHeads
 from workers.engine.speculators.medusa_tree import calibrate_tree, fastest_size, read_tree, write_tree
+from workers.engine.speculators.precision import Precision
 from workers.engine.tree_shape import RankPath, TreeShape
 
 PROMPTS = [[40 + 3 * i, 50 + i, 60] for i in range(12)]
@@ -67,7 +68,7 @@ def test_the_size_pays_for_its_time() -> None:
 def test_ranks_are_those_of_the_heads(tmp_path: Path) -> None:
     tensors = random_heads(3)
     files = open_draft(write_heads(tmp_path, tensors))
-    heads = MedusaHeads.load(files, 48, 320, torch.float32, torch.device("cpu"))
+    heads = MedusaHeads.load(files, 48, 320, Precision())
     hidden = torch.randn(6, 48, generator=torch.Generator().manual_seed(0))
     following = [medusa_logits(tensors, 0, 1, hidden)[row].topk(row + 1).indices[-1].item() for row in range(6)]
     found = rank_tuples(heads, hidden, following)

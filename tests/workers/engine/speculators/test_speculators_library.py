@@ -15,6 +15,7 @@ from workers.engine.attention.backend import load_attention
 from workers.engine.batch import Feed
 from workers.engine.speculators.eagle_checkpoint import open_eagle
 from workers.engine.speculators.eagle_model import build_eagle
+from workers.engine.speculators.precision import Precision
 from workers.engine.tree import DraftTree
 
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -37,7 +38,7 @@ def test_equals_the_library(variant: str, tmp_path: Path) -> None:
     theirs = _their_model(core, layer, options)
     theirs.save_pretrained(tmp_path)
     config, tensors = open_eagle(str(tmp_path), FEATURES, VOCAB)
-    ours = build_eagle(config, tensors, tiny_target().executor, load_attention("numba"), torch.empty(0))
+    ours = build_eagle(config, tensors, tiny_target().executor, load_attention("numba"), Precision())
 
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, VOCAB, (12,), generator=generator)
