@@ -50,7 +50,9 @@ def with_random_drafts(folder: Path) -> dict[str, SpeculationConfig]:
     """All methods: medusa and eagle as well, with heads and a layer that nobody trained."""
     medusa, eagle = write_medusa(folder, MODEL), write_eagle(folder, MODEL)
     return METHODS | {
-        "medusa": SpeculationConfig(method="medusa", draft=medusa, tree_paths=((0,), (1,), (0, 0)), policy="fixed"),
+        "medusa": SpeculationConfig(
+            method="medusa", draft=medusa, max_draft_tokens=2, tree_paths=((0,), (1,), (0, 0)), policy="fixed"
+        ),
         "medusa dynamic": SpeculationConfig(method="medusa", draft=medusa, max_draft_tokens=3, policy="fixed"),
         "eagle chain": SpeculationConfig(method="eagle", draft=eagle, tree_width=1, policy="fixed"),
         "eagle dynamic": SpeculationConfig(method="eagle", draft=eagle, max_draft_tokens=3, policy="fixed"),
