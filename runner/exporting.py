@@ -1,13 +1,16 @@
-"""Where an export goes."""
+"""Where an export goes, and whether it can: what is checked here is checked before any work is done."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from storage.export import ExportReport
     from storage.records import Job
     from storage.store import Store
@@ -19,11 +22,41 @@ def export_to(store: Store, job: Job, out: str, *, partial: bool = False, token_
 
     if token_ids and not job.spec.get("keep_token_ids"):
         raise UsageError(f"job {job.name} kept no token ids; submit it with keep_token_ids: true")
-    if "://" not in out:
-        Path(out).expanduser().parent.mkdir(parents=True, exist_ok=True)
+    require_folder(output_file(out))
     return export_job(store, job.id, out, token_ids=token_ids, partial=partial)
 
 
 def export_path(out: str, job_name: str) -> str:
     """File that `run --out` writes: `out` itself when it names a Parquet file, else a file in that directory."""
-    return out if out.endswith(".parquet") else f"{out.rstrip('/')}/{job_name}.parquet"
+    return out if not out or out.endswith(".parquet") else f"{out.rstrip('/')}/{job_name}.parquet"
+
+
+def output_file(out: str) -> Path:
+    """The local file that --out names. Raises `UsageError` for an empty name, a URL and a directory."""
+    if not out.strip():
+        raise UsageError("--out is empty: name a file")
+    if "://" in out:
+        raise UsageError(f"--out {out}: results are written to a local file; copy it there afterwards")
+    path = Path(out).expanduser()
+    if path.is_dir():
+        raise UsageError(f"--out {out} is a directory; name a file in it")
+    return path
+
+
+def require_folder(path: Path) -> None:
+    """Make the folder of a file that will be written. Raises `UsageError` when that fails, or writing in it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not tell: /proc, read-only mounts
+            pass
+    except OSError as error:
+        raise UsageError(f"--out {path}: cannot write in {path.parent}: {error.strerror}") from error
+
+
+def require_no_input(path: Path, inputs: Sequence[str]) -> None:
+    """Raise `UsageError` when a file that will be written is one of the inputs: files, directories or globs."""
+    from storage.files import list_files
+
+    local = [name for name in inputs if "://" not in name]
+    if path.exists() and path.resolve() in {Path(file).resolve() for file in list_files(local)}:
+        raise UsageError(f"--out {path} is an input file of the job; choose another name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from runner.errors import UsageError
+from runner.exporting import output_file, require_folder
 from runner.tables import json_default, note, print_rows
 from storage.query import run_sql
 from storage.store import Store
@@ -33,14 +35,25 @@ def write_query(store: Store, query: str, output_format: str, out: str | None, l
         raise UsageError("parquet is not for a terminal: add --out FILE.parquet")
     if output_format == "table" and out is not None:
         raise UsageError("a table goes to the terminal: add --format json, csv or parquet to write a file")
+    target = None if out is None else _target(out)
     columns, rows = run_sql(store, query)
     if output_format == "table":
         _write_table(columns, rows, limit)
     elif output_format == "parquet":
-        _write_parquet(columns, rows, str(out))
+        _write_parquet(columns, rows, str(target))
     else:
-        with _text_output(out) as stream:
+        with _text_output(target) as stream:
             (_write_json if output_format == "json" else _write_csv)(columns, rows, stream)
+
+
+def _target(out: str) -> Path:
+    """The file, or pipe, that is written. Raises `UsageError` for one that cannot be."""
+    path = output_file(out)
+    if not path.exists():
+        require_folder(path)
+    elif not os.access(path, os.W_OK):
+        raise UsageError(f"--out {out} cannot be written: no permission")
+    return path
 
 
 def _write_table(columns: Sequence[str], rows: Iterator[Sequence[Any]], limit: int) -> None:
@@ -93,9 +106,9 @@ def _schema(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> pa.Schema:
 
 
 @contextmanager
-def _text_output(out: str | None) -> Iterator[IO[str]]:
-    if out is None:
+def _text_output(target: Path | None) -> Iterator[IO[str]]:
+    if target is None:
         yield sys.stdout
         return
-    with Path(out).open("w", encoding="utf-8", newline="") as stream:
+    with target.open("w", encoding="utf-8", newline="") as stream:
         yield stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.errors import ExitCode
-from runner.exporting import export_path, export_to
+from runner.exporting import export_path, export_to, output_file, require_folder, require_no_input
 from runner.interrupts import Interrupts
 from runner.local import LocalOutcome, LocalRun
 from runner.logs import logging_to_stderr
@@ -22,6 +22,8 @@ def run_command(
     spec: JobSpec, store_value: str, *, new: bool, out: str | None, as_json: bool, verbose: bool
 ) -> ExitCode:
     """Run a job to its end in this process, and show what became of it. Returns the exit code."""
+    if out is not None:
+        _require_output(export_path(out, str(spec.name)), spec)
     with open_store(store_value) as store:
         submission = submit_job(store, spec, new=new, models_here=True)
         with Interrupts(note) as interrupts, logging_to_stderr(verbose=verbose):
@@ -40,6 +42,13 @@ def run_command(
         elif summary.num_errors:
             note(f"failed rows: nightdraft errors {outcome.job.name}")
         return exit_code_of(outcome.job, summary.num_errors)
+
+
+def _require_output(out: str, spec: JobSpec) -> None:
+    """Raise `UsageError` for an --out that would fail after the run."""
+    path = output_file(out)
+    require_no_input(path, spec.input.paths)
+    require_folder(path)
 
 
 def _run(store: Store, job: Job, interrupts: Interrupts) -> LocalOutcome:

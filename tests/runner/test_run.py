@@ -299,3 +299,33 @@ def test_ctrl_c_drains_with_130_and_kill_9_loses_nothing(cli: Cli, write_prompts
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "64 of 64" in out
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("prompts.parquet", "is an input file of the job"),
+        ("/proc/x", "cannot write in /proc/x"),
+        ("/proc/x.parquet", "cannot write in /proc"),
+        ("afile/x.parquet", "cannot write in afile"),
+        ("", "--out is empty"),
+        ("s3://bucket/x.parquet", "a local file"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_run(
+    cli: Cli, prompts: Path, out: str, message: str
+) -> None:
+    (cli.folder / "afile").touch()
+    refused = cli("run", str(prompts), "--target", TARGET, "--out", out, code=2)
+    assert message in refused.output
+    assert not (cli.folder / "jobs.db").exists()
+
+
+@pytest.mark.parametrize("out", ["", "/proc/x/y.csv", "afile/y.csv", "."])
+def test_export_and_sql_refuse_such_an_output_as_well(cli: Cli, prompts: Path, out: str) -> None:
+    (cli.folder / "afile").touch()
+    cli.run(prompts, "--name", "j")
+    for arguments in (("export", "j"), ("sql", "SELECT 1", "--format", "csv")):
+        assert "error: --out" in cli(*arguments, "--out", out, code=2).output
+    cli("sql", "SELECT 1", "--format", "csv", "--out", "new/y.csv")
+    assert (cli.folder / "new/y.csv").read_text().splitlines() == ["1", "1"]
