@@ -16,6 +16,7 @@ from celery.signals import worker_shutting_down
 from storage.store import Store
 from storage.wire import broker_settings, redacted
 from workers.host import EngineFactory, real_engine
+from workers.redis_window import mend_window
 from workers.tasks import register
 from workers.worker import Worker
 
@@ -37,6 +38,7 @@ def create_app(broker_url: str, overrides: Mapping[str, Any] | None = None) -> C
 
     `overrides` are Celery settings put over these, for tests. Raises `storage.wire.UnsupportedBroker`.
     """
+    mend_window()
     app = Celery("nightdraft", set_as_current=False)
     app.conf.update(broker_settings(broker_url))
     app.conf.update(

@@ -7,7 +7,6 @@ from celery.exceptions import Reject
 
 from storage.records import ChunkMessage
 from storage.wire import TASK_NAME
-from workers.acknowledging import AcknowledgingRequest
 from workers.worker import Draining, Worker
 
 
@@ -22,5 +21,4 @@ def register(app: Celery, worker: Worker) -> None:
             raise Reject("the worker is stopping", requeue=True) from error
         return "nothing to do" if outcome is None else outcome.status.value
 
-    options = {"acks_late": True, "ignore_result": True, "Request": AcknowledgingRequest}
-    app.task(name=TASK_NAME, shared=False, **options)(process_chunk)
+    app.task(name=TASK_NAME, shared=False, acks_late=True, ignore_result=True)(process_chunk)

@@ -62,10 +62,10 @@ def test_every_message_delivered_three_times(
 ) -> None:
     with make_cluster(broker_server.url, postgres_url) as cluster:
         job = cluster.submit(PROMPTS, target="light:10")
-        cluster.start_worker()
-        cluster.start_worker()
+        workers = [cluster.start_worker(), cluster.start_worker()]
         with cluster.scheduling(job, StutteringPublisher(broker_server.url)):
             assert cluster.wait_finished(job).state is JobState.COMPLETED
+        assert not any("Connection to broker lost" in worker.output() for worker in workers)
         assert {chunk.epoch for chunk in cluster.store.list_chunks(job.id)} == {1}
         assert cluster.export(job) == cluster.undisturbed(job)
 
