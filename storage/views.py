@@ -138,11 +138,16 @@ FROM (
 ) AS q
 WHERE q.num_spec_steps IS NULL OR q.num_spec_steps >= 0""",
     "job_errors": """
-SELECT j.id AS job_id, j.name AS job_name, r.error_code AS error_code,
-    count(*) AS num_errors, min(r.row_index) AS first_row_index, min(r.error_message) AS example_message
-FROM results AS r JOIN jobs AS j ON j.id = r.job_id
-WHERE r.status = 'error'
-GROUP BY j.id, j.name, r.error_code""",
+SELECT j.id AS job_id, j.name AS job_name, e.error_code AS error_code,
+    e.num_errors AS num_errors, e.row_index AS first_row_index, e.error_message AS example_message
+FROM (
+    SELECT r.job_id, r.error_code, r.row_index, r.error_message,
+        count(*) OVER (PARTITION BY r.job_id, r.error_code) AS num_errors,
+        row_number() OVER (PARTITION BY r.job_id, r.error_code ORDER BY r.row_index, r.sample) AS place
+    FROM results AS r
+    WHERE r.status = 'error'
+) AS e JOIN jobs AS j ON j.id = e.job_id
+WHERE e.place = 1""",
 }
 
 NAMES = tuple(_VIEWS)

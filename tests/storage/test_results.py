@@ -184,7 +184,7 @@ def test_errors_are_grouped_by_code(store: Store) -> None:
     assert [(g.error_code, g.num_errors, g.first_row_index) for g in groups] == [
         ("prompt_too_long", 3, 3), ("null_prompt", 1, 0),
     ]  # fmt: skip
-    assert groups[0].example_message == "8000 tokens"
+    assert groups[0].example_message == "9000 tokens", "that of the first row"
     assert [r.row_index for r in store.errors(job.id, limit=2)] == [0, 3]
 
 

@@ -175,7 +175,7 @@ def test_job_errors(store: Store) -> None:
     store.write_results(chunk.id, chunk.epoch, batch)
     found = query(store, "SELECT * FROM job_errors ORDER BY error_code")
     assert [(r["error_code"], r["num_errors"], r["first_row_index"], r["example_message"]) for r in found] == [
-        ("a", 1, 2, "no prompt"), ("b", 2, 1, "w"),
+        ("a", 1, 2, "no prompt"), ("b", 2, 1, "x"),
     ]  # fmt: skip
 
 

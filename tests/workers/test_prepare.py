@@ -66,7 +66,7 @@ BAD_PROMPTS = [
     (Row(0, "hi", {"n": 2}), "invalid_params", "n is the job's"),
     (Row(0, "hi", {"stop": ["a\x00"]}), "invalid_text", "stop"),
     (Row(0, "hi", {"bad_words": "no"}), "invalid_params", "bad_words"),
-    (Row(0, "hi", {"logit_bias": {"x": 1.0}}), "invalid_params", "wrong type"),
+    (Row(0, "hi", {"logit_bias": {"x": 1.0}}), "invalid_params", "logit_bias must be a mapping"),
     (Row(0, None, problem=BadRow("invalid_text", "not UTF-8")), "invalid_text", "UTF-8"),
 ]
 

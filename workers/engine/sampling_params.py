@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -98,16 +99,32 @@ def _normalise(params: SamplingParams) -> None:
         object.__setattr__(params, name, float(value))
     if not isinstance(params.ignore_eos, bool):
         raise InvalidParams(f"ignore_eos must be true or false, got {params.ignore_eos!r}")
-    try:
-        stop: Any = params.stop
-        object.__setattr__(params, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
-        object.__setattr__(params, "stop_token_ids", tuple(int(t) for t in params.stop_token_ids))
-        object.__setattr__(params, "bad_words", tuple(tuple(int(t) for t in word) for word in params.bad_words))
-        object.__setattr__(params, "logit_bias", {int(t): float(b) for t, b in dict(params.logit_bias).items()})
-    except (TypeError, ValueError) as error:
-        raise InvalidParams(f"a list-valued sampling parameter has the wrong type: {error}") from error
+    stop: Any = params.stop
+    _convert(params, "stop", "a string or a list of strings", lambda: (stop,) if isinstance(stop, str) else tuple(stop))
+    _convert(
+        params, "stop_token_ids", "a list of token ids", lambda: tuple(operator.index(t) for t in params.stop_token_ids)
+    )
+    _convert(
+        params,
+        "bad_words",
+        "a list of token sequences",
+        lambda: tuple(tuple(operator.index(t) for t in word) for word in params.bad_words),
+    )
+    _convert(
+        params,
+        "logit_bias",
+        "a mapping from token id to number",
+        lambda: {int(t): float(b) for t, b in dict(params.logit_bias).items()},
+    )
     if not all(isinstance(text, str) for text in params.stop):
         raise InvalidParams(f"stop must be strings, got {params.stop!r}")
+
+
+def _convert(params: SamplingParams, name: str, expected: str, convert: Callable[[], Any]) -> None:
+    try:
+        object.__setattr__(params, name, convert())
+    except (TypeError, ValueError) as error:
+        raise InvalidParams(f"{name} must be {expected}, got {getattr(params, name)!r}") from error
 
 
 def _in_range(params: SamplingParams, name: str, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
