@@ -10,7 +10,7 @@ import yaml
 
 from runner.errors import UsageError
 from runner.names import with_name
-from runner.spec import JobSpec, parse_spec
+from runner.spec import JobSpec, parse_spec, require_known_keys
 from runner.spec_file import absolute_paths, merge, read_spec_file
 from workers.engine.config import DRAFTERS, SCORERS
 
@@ -33,9 +33,25 @@ def build_spec(inputs: Sequence[str], flags: Mapping[str, Any], settings: Sequen
     over = absolute_paths(_set(flags, settings), Path.cwd())
     _settle_method(_section(base, "engine"), _section(over, "engine"))
     spec = merge(base, over)
+    require_known_keys(spec)
     if "target" not in _section(spec, "engine"):
-        raise UsageError("no model is named: add --target MODEL, for example --target smollm2-135m")
+        raise UsageError(f"no model is named: {_how_to_name_it(inputs)}")
     return with_name(parse_spec(spec))
+
+
+def require_job_file(path: str) -> None:
+    """Raise `UsageError` for anything else, such as the Parquet file that `run` would take."""
+    if not path.endswith(JOB_FILE_SUFFIXES):
+        raise UsageError(
+            f"a job file ({', '.join(JOB_FILE_SUFFIXES)}) is needed, not {path}: it names the input (input.paths) and"
+            " the model (engine.target); `nightdraft run` takes Parquet files themselves"
+        )
+
+
+def _how_to_name_it(inputs: Sequence[str]) -> str:
+    if inputs and inputs[0].endswith(JOB_FILE_SUFFIXES):
+        return f"set engine.target in {inputs[0]}, for example to smollm2-135m"
+    return "add --target MODEL, for example --target smollm2-135m"
 
 
 def _base(inputs: Sequence[str]) -> dict[str, Any]:

@@ -146,6 +146,15 @@ def engine_config(value: Any) -> EngineConfig:
     return _build(EngineConfig, {**section, "speculation": _build(SpeculationConfig, speculation, where)}, "engine")
 
 
+def require_known_keys(spec: Mapping[str, Any]) -> None:
+    """Raise `SpecError` for an unknown key anywhere, ahead of what a mistyped one leaves missing."""
+    known_keys(spec, tuple(JobSpec.model_fields), "the job spec")
+    engine = known_keys(spec.get("engine") or {}, ENGINE_KEYS, "engine")
+    known_keys(engine.get("speculation") or {}, SPECULATION_KEYS, "engine.speculation")
+    known_keys(spec.get("input") or {}, INPUT_KEYS, "input")
+    known_keys(spec.get("sampling") or {}, SAMPLING_KEYS, "sampling")
+
+
 def known_keys(value: Any, known: tuple[str, ...], where: str) -> dict[str, Any]:
     """`value` as a dict with known keys only. Raises `SpecError` with the nearest known key."""
     if not isinstance(value, Mapping):

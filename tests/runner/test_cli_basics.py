@@ -43,6 +43,7 @@ def test_version() -> None:
         (["run"], "Missing argument"),
         (["retry", "last"], "nightdraft retry JOB --failed"),
         (["run", "x.parquet"], "no model is named: add --target"),
+        (["submit", "x.parquet"], "a job file (.yaml, .yml, .json) is needed, not x.parquet"),
         (["run", "x.parquet", "--target", "m", "--method", "ngarm"], "method must be one of none, ngram"),
         (["run", "x.parquet", "--target", "m", "--set", "engine.max_bacth=3"], "did you mean 'max_batch'"),
         (["status", "nobody"], "nobody"),

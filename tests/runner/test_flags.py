@@ -82,7 +82,7 @@ def test_settings_are_yaml_values() -> None:
         (["x"], ["sampling.topk=3"], "did you mean 'top_k'"),
         (["x"], ["top_k"], "--set takes KEY=VALUE"),
         (["x"], ["sampling.stop=[a"], "is not a YAML value"),
-        (["x"], ["engine=3"], "no model is named: add --target"),
+        (["x"], ["engine=3"], "engine must be a mapping of keys to values, got 3"),
         (["a.yaml", "x"], [], "a.yaml is a job file"),
         (["missing.yaml"], [], "cannot read the job file missing.yaml"),
     ],
@@ -96,6 +96,22 @@ def test_refuses_by_name(inputs: list[str], settings: list[str], message: str) -
 def test_a_target_is_needed() -> None:
     with pytest.raises(UsageError, match="add --target MODEL"):
         build_spec(["x"], flags())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engien: {target: m}", "unknown key 'engien' in the job spec; did you mean 'engine'"),
+        ("engine: {taget: m}", "unknown key 'taget' in engine; did you mean 'target'"),
+        ("engine: {max_batch: 2}", "set engine.target in "),
+    ],
+)
+def test_a_typo_is_named_ahead_of_what_it_leaves_missing(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "j.yaml").write_text(f"input: {{paths: x}}\n{text}\n")
+    with pytest.raises(UsageError) as error:
+        build_spec([str(tmp_path / "j.yaml")], flags())
+    assert message in str(error.value)
+    assert "--target" not in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "text"), [("j.yaml", "a: [1"), ("j.json", "{"), ("j.yaml", "3")])
