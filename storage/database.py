@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from storage.encoding import dumps
-from storage.errors import StoreUnavailable
+from storage.errors import InvalidStore, StoreUnavailable
 from storage.tables import UtcTime
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,11 @@ _POSTGRES_TRANSIENT = {"40001", "40P01", "57P01", "57P02", "57P03", "53300"}
 
 
 def parse_url(url: str) -> URL:
-    """The SQLAlchemy URL of a store. Raises `StoreUnavailable` for anything but a SQLite file or PostgreSQL."""
+    """The SQLAlchemy URL of a store. Raises `InvalidStore` for anything but a SQLite file or PostgreSQL."""
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise StoreUnavailable(
+        raise InvalidStore(
             f"{url!r} is not a store URL; use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
         ) from error
     if parsed.drivername in ("postgres", "postgresql"):
@@ -49,10 +49,17 @@ def parse_url(url: str) -> URL:
     if parsed.drivername == "postgresql+psycopg":
         return parsed
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
-        raise StoreUnavailable(f"a store is SQLite or PostgreSQL, not {parsed.drivername}: {shown(parsed)}")
+        raise InvalidStore(f"a store is SQLite or PostgreSQL, not {parsed.drivername}: {shown(parsed)}")
     if not parsed.database or parsed.database == ":memory:" or "mode=memory" in parsed.database:
-        raise StoreUnavailable("an in-memory SQLite store cannot be shared by threads; use sqlite:///FILE")
+        raise InvalidStore("an in-memory SQLite store cannot be shared by threads; use sqlite:///FILE")
     return parsed
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of an SQLite store; None on a server, or where SQLite itself reads the name as a URI."""
+    parsed = parse_url(url)
+    name = str(parsed.database)
+    return None if parsed.get_backend_name() != "sqlite" or name.startswith("file:") else Path(name)
 
 
 def shown(url: URL) -> str:
@@ -155,6 +162,12 @@ def _is_transient(error: Exception) -> bool:
     return False
 
 
+def is_unusable_file(error: DBAPIError) -> bool:
+    """Whether SQLite says that the file is no database, or cannot be opened or created."""
+    code = getattr(error.orig, "sqlite_errorcode", 0)
+    return code & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN)
+
+
 def _create_engine(url: URL) -> sa.Engine:
     if url.drivername.startswith("postgresql"):
         return sa.create_engine(url, pool_pre_ping=True, pool_size=8, max_overflow=24, json_serializer=dumps)
@@ -165,7 +178,7 @@ def _create_engine(url: URL) -> sa.Engine:
         )
     parent = Path(str(url.database)).parent
     if not parent.is_dir():
-        raise StoreUnavailable(f"the directory {parent} of the store {shown(url)} does not exist; create it")
+        raise InvalidStore(f"the directory {parent} of the store {shown(url)} does not exist; create it")
     engine = sa.create_engine(
         url, connect_args={"timeout": BUSY_SECONDS}, pool_size=8, max_overflow=24, json_serializer=dumps
     )

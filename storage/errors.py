@@ -8,7 +8,11 @@ class StorageError(Exception):
 
 
 class StoreUnavailable(StorageError):
-    """The database cannot be reached, or the file is not a database."""
+    """The database cannot be reached, or this machine cannot use it."""
+
+
+class InvalidStore(StorageError):
+    """The store's URL is wrong, or the file that it names is no database or not there."""
 
 
 class SchemaOutdated(StorageError):

@@ -16,8 +16,8 @@ from sqlalchemy.exc import DBAPIError
 
 from storage import chunks, jobs, lifecycle, progress, reading, reaping, results, scheduling, schema, telemetry
 from storage.chunks import Heartbeat
-from storage.database import Database, shown
-from storage.errors import StoreUnavailable
+from storage.database import Database, is_unusable_file, shown
+from storage.errors import InvalidStore, StoreUnavailable
 from storage.reading import ErrorGroup
 from storage.reaping import Reaped
 from storage.records import Chunk, ChunkState, InputFile, Job, JobProgress, JobState, Result
@@ -35,7 +35,7 @@ class Store:
     """Jobs, chunks, results and statistics in one database. Open it with `Store.open`; a context manager."""
 
     def __init__(self, url: str = DEFAULT_URL, *, patience: float = 60.0) -> None:
-        """Connect lazily, without a look at the schema. Raises `StoreUnavailable` for an unusable URL."""
+        """Connect lazily, without a look at the schema. Raises `InvalidStore` for an unusable URL."""
         self.url = url
         self.database = Database(url, patience=patience)
 
@@ -43,7 +43,8 @@ class Store:
     def open(cls, url: str = DEFAULT_URL, *, patience: float = 60.0) -> Self:
         """Connect, setting up a new SQLite file or an empty PostgreSQL database (or schema).
 
-        Raises `StoreUnavailable` when the database does not answer and `SchemaOutdated` when it needs an upgrade.
+        Raises `InvalidStore` for a URL or a file that is no store, `StoreUnavailable` when the database does not answer
+        and `SchemaOutdated` when it needs an upgrade.
         """
         store = cls(url, patience=patience)
         name = shown(store.database.url)
@@ -76,7 +77,8 @@ class Store:
         try:
             return run(*args)
         except DBAPIError as error:
-            raise StoreUnavailable(f"cannot open the store {shown(self.database.url)}: {error.orig}") from error
+            kind = InvalidStore if is_unusable_file(error) else StoreUnavailable
+            raise kind(f"cannot open the store {shown(self.database.url)}: {error.orig}") from error
 
     # Jobs
 

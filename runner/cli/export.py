@@ -23,9 +23,9 @@ def export(
 ) -> None:
     """Write every row of a job, in input order, with its input columns, its answer and its statistics."""
     from runner.exporting import export_to
-    from runner.stores import open_store
+    from runner.stores import existing_store
     from runner.views import show_export
 
-    with open_store(store) as opened:
+    with existing_store(store) as opened:
         found = opened.get_job(job)
         show_export(export_to(opened, found, out, partial=partial, token_ids=token_ids), as_json=as_json)

@@ -19,11 +19,11 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the state and the counts of one job, or the list of jobs."""
-    from runner.stores import open_store
+    from runner.stores import existing_store
     from runner.summary import summarise
     from runner.views import show_job, show_jobs
 
-    with open_store(store) as opened:
+    with existing_store(store) as opened:
         if job is not None:
             found = opened.get_job(job)
             show_job(summarise(found, opened.progress(found.id)), opened.error_groups(found.id), as_json=as_json)
@@ -33,20 +33,20 @@ def status(
 
 def watch(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Follow a job until it ends; Ctrl-C stops watching, not the job. Ends with the job's exit code."""
-    from runner.stores import open_store
+    from runner.stores import existing_store
     from runner.watching import watch_job
 
-    with open_store(store) as opened:
+    with existing_store(store) as opened:
         raise typer.Exit(watch_job(opened, opened.get_job(job).id, as_json=as_json))
 
 
 def cancel(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Stop a job. Finished rows stay recorded; `resume` goes on from there."""
-    from runner.stores import open_store
+    from runner.stores import existing_store
     from runner.views import show_action
     from scheduler import lifecycle
 
-    with open_store(store) as opened:
+    with existing_store(store) as opened:
         found = opened.get_job(job)
         state = lifecycle.cancel(opened, found.id)
         show_action(f"{found.name} is {state}", {"job": found.id, "name": found.name, "state": state}, as_json=as_json)
@@ -54,11 +54,11 @@ def cancel(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) ->
 
 def resume(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Put the unfinished chunks of a cancelled, failed or expired job back in line."""
-    from runner.stores import open_store
+    from runner.stores import existing_store
     from runner.views import NEXT_STEPS, show_action
     from scheduler import lifecycle
 
-    with open_store(store) as opened:
+    with existing_store(store) as opened:
         found = opened.get_job(job)
         chunks = lifecycle.resume(opened, found.id)
         show_action(
@@ -75,13 +75,13 @@ def retry(
     as_json: Json = False,
 ) -> None:
     """Generate failed rows again. A success replaces the error; a success is never replaced."""
-    from runner.stores import open_store
+    from runner.stores import existing_store
     from runner.views import NEXT_STEPS, show_action
     from scheduler import lifecycle
 
     if not failed:
         raise UsageError("say what is tried again: nightdraft retry JOB --failed")
-    with open_store(store) as opened:
+    with existing_store(store) as opened:
         found = opened.get_job(job)
         chunks = lifecycle.retry(opened, found.id)
         show_action(
@@ -99,10 +99,10 @@ def errors(
     as_json: Json = False,
 ) -> None:
     """Show the rows of a job that ended with an error."""
-    from runner.stores import open_store
+    from runner.stores import existing_store
     from runner.views import show_error_groups, show_errors
 
-    with open_store(store) as opened:
+    with existing_store(store) as opened:
         found = opened.get_job(job)
         if group:
             show_error_groups(opened.error_groups(found.id), as_json=as_json)

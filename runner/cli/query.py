@@ -23,7 +23,7 @@ def sql(
 ) -> None:
     """Query jobs, results and acceptance statistics."""
     from runner.query_output import write_query
-    from runner.stores import open_store
+    from runner.stores import existing_store
 
-    with open_store(store) as opened:
+    with existing_store(store) as opened:
         write_query(opened, query, "json" if as_json else output_format, out, limit)

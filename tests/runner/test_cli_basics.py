@@ -13,7 +13,7 @@ from runner.cli import app
 from runner.cli.exits import exit_code
 from runner.errors import ExitCode, SpecError, UsageError
 from scheduler.errors import BrokerUnavailable, InvalidInput
-from storage.errors import StoreUnavailable, UnknownJob
+from storage.errors import InvalidStore, StoreUnavailable, UnknownJob
 from workers.engine.errors import EngineStopped, InvalidConfig, ModelNotFound
 
 COMMANDS = (
@@ -53,9 +53,31 @@ def test_version() -> None:
     ],
 )
 def test_bad_usage_exits_with_2_and_says_what_to_do(arguments: list[str], message: str, tmp_path: Path) -> None:
-    result = runner.invoke(app, arguments, env={"NIGHTDRAFT_STORE": f"sqlite:///{tmp_path}/s.db", "COLUMNS": "200"})
+    environment = {"NIGHTDRAFT_STORE": f"sqlite:///{tmp_path}/s.db", "COLUMNS": "200"}
+    runner.invoke(app, ["db", "upgrade"], env=environment)
+    result = runner.invoke(app, arguments, env=environment)
     assert result.exit_code == ExitCode.USAGE, result.output
     assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        ("mysql://host/db", "SQLite or PostgreSQL"),
+        ("sqlite:////nowhere/at/all/store.db", "/nowhere/at/all"),
+        ("notes.txt", "file is not a database"),
+        ("mistyped.db", "there is no store mistyped.db"),
+    ],
+)
+def test_a_store_that_is_none_is_bad_configuration(
+    store: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("not a database, but long enough to have a header" * 10)
+    result = runner.invoke(app, ["status", "--store", store], env={"COLUMNS": "200"})
+    assert result.exit_code == ExitCode.USAGE, result.output
+    assert message in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +91,7 @@ def test_bad_usage_exits_with_2_and_says_what_to_do(arguments: list[str], messag
         (ModelNotFound("x"), 2),
         (EngineStopped("x"), 1),
         (BrokerUnavailable("x"), 1),
+        (InvalidStore("x"), 2),
         (StoreUnavailable("x"), 1),
         (ValueError("nobody expected this"), None),
     ],
@@ -87,6 +110,7 @@ def test_no_torch_where_none_is_needed(arguments: list[str], tmp_path: Path) -> 
         "assert not {'torch', 'transformers', 'numba'} & set(sys.modules)\n"
     )
     environment = {"NIGHTDRAFT_STORE": f"sqlite:///{tmp_path}/s.db", "PATH": ""}
+    runner.invoke(app, ["db", "upgrade"], env=environment)
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True, check=False
     )

@@ -10,7 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from storage import schema, views
-from storage.errors import SchemaOutdated, StoreUnavailable
+from storage.errors import InvalidStore, SchemaOutdated, StoreUnavailable
 from storage.store import Store
 from storage.tables import metadata
 
@@ -103,13 +103,13 @@ def test_several_processes_may_open_a_new_store_at_once(store_url: str) -> None:
     ],
 )
 def test_an_unusable_url_is_refused_by_name(url: str, message: str) -> None:
-    with pytest.raises(StoreUnavailable, match=message):
+    with pytest.raises(InvalidStore, match=message):
         Store.open(url)
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.db").write_text("not a database, but long enough to have a header" * 10)
-    with pytest.raises(StoreUnavailable, match=r"notes\.db.*not a database"):
+    with pytest.raises(InvalidStore, match=r"notes\.db.*not a database"):
         Store.open(f"sqlite:///{tmp_path / 'notes.db'}")
 
 
