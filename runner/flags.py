@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from runner.errors import UsageError
+from runner.errors import SpecError, UsageError
 from runner.names import with_name
-from runner.spec import JobSpec, parse_spec, require_known_keys
-from runner.spec_file import absolute_paths, merge, read_spec_file
+from runner.spec import JobSpec, parse_spec, require_known_keys, row_methods
+from runner.spec_file import absolute_paths, load_yaml, merge, read_spec_file
 from workers.engine.config import DRAFTERS, SCORERS
 
 JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")
@@ -70,7 +70,9 @@ def _set(flags: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
         if not equals or not key:
             raise UsageError(f"--set takes KEY=VALUE, for example sampling.top_k=40; got {setting!r}")
         try:
-            parsed = yaml.safe_load(value)
+            parsed = load_yaml(value)
+        except SpecError as error:
+            raise SpecError(f"--set {key}: {error}") from error
         except yaml.YAMLError as error:
             raise UsageError(f"--set {key}: {value!r} is not a YAML value: {error}") from error
         for part in reversed(key.split(".")):
@@ -88,7 +90,7 @@ def _section(spec: dict[str, Any], name: str) -> dict[str, Any]:
 def _settle_method(base: dict[str, Any], over: dict[str, Any]) -> None:
     """--draft implies draft_model; another --method drops what the file sets for its own and no row can ask for."""
     flags, from_file = _section(over, "speculation"), _section(base, "speculation")
-    by_row = set(flags.get("row_methods") or from_file.get("row_methods") or ())
+    by_row = set(row_methods(flags) or row_methods(from_file))
     drafters = {from_file.get("method"), *by_row} & set(DRAFTERS)
     if flags.get("draft") and not flags.get("method") and not drafters:
         flags["method"] = "draft_model"

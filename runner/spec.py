@@ -141,9 +141,19 @@ def engine_config(value: Any) -> EngineConfig:
         raise SpecError("engine.target is missing: name the model that answers")
     where = "engine.speculation"
     speculation = known_keys(section.pop("speculation", None) or {}, SPECULATION_KEYS, where)
+    if "row_methods" in speculation:
+        speculation["row_methods"] = row_methods(speculation)
     _check_types(SpeculationConfig, speculation, where)
     _check_types(EngineConfig, section, "engine")
     return _build(EngineConfig, {**section, "speculation": _build(SpeculationConfig, speculation, where)}, "engine")
+
+
+def row_methods(speculation: Mapping[str, Any]) -> list[Any]:
+    """`row_methods` of that section; one name is a list of one. Raises `SpecError` for what is no list."""
+    value = speculation.get("row_methods")
+    if value is not None and not isinstance(value, str | list | tuple):
+        raise SpecError(f"engine.speculation.row_methods must be a list of methods, got {value!r}")
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def require_known_keys(spec: Mapping[str, Any]) -> None:

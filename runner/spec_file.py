@@ -16,7 +16,7 @@ from runner.errors import SpecError, UsageError
 def read_spec_file(path: str | Path) -> dict[str, Any]:
     """Sections of a job file. Relative paths in it count from its own directory.
 
-    Raises `UsageError` when it cannot be read and `SpecError` when it is not a mapping.
+    Raises `UsageError` when it cannot be read and `SpecError` when it is not a mapping or has a key twice.
     """
     file = Path(path)
     try:
@@ -29,9 +29,38 @@ def read_spec_file(path: str | Path) -> dict[str, Any]:
     return absolute_paths(data, file.resolve().parent)
 
 
+def load_yaml(text: str) -> Any:
+    """The YAML value. Raises `yaml.YAMLError`, and `SpecError` for a key that a mapping has twice."""
+    return yaml.load(text, _UniqueKeyLoader)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML forbids a key that is there twice; PyYAML takes the last one."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if (key.tag, str(key.value)) in seen:
+                raise SpecError(f"key {key.value!r} is there twice, again in line {key.start_mark.line + 1}")
+            seen.add((key.tag, str(key.value)))
+        return node
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise SpecError(f"key {key!r} is there twice in one object")
+        found[key] = value
+    return found
+
+
 def _parse(file: Path, text: str) -> Any:
     try:
-        return json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+        return json.loads(text, object_pairs_hook=_unique_keys) if file.suffix == ".json" else load_yaml(text)
+    except SpecError as error:
+        raise SpecError(f"{file}: {error}") from error
     except json.JSONDecodeError as error:
         raise SpecError(f"{file} is not JSON: {error}") from error
     except yaml.YAMLError as error:

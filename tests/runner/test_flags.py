@@ -7,6 +7,7 @@ import pytest
 
 from runner.errors import SpecError, UsageError
 from runner.flags import build_spec
+from runner.spec_file import load_yaml
 
 JOB = """
 name: from-file
@@ -80,6 +81,7 @@ def test_settings_are_yaml_values() -> None:
     ("inputs", "settings", "message"),
     [
         (["x"], ["sampling.topk=3"], "did you mean 'top_k'"),
+        (["x"], ["engine.speculation.row_methods=3"], "row_methods must be a list of methods, got 3"),
         (["x"], ["top_k"], "--set takes KEY=VALUE"),
         (["x"], ["sampling.stop=[a"], "is not a YAML value"),
         (["x"], ["engine=3"], "engine must be a mapping of keys to values, got 3"),
@@ -119,6 +121,37 @@ def test_a_broken_job_file_is_named(tmp_path: Path, name: str, text: str) -> Non
     (tmp_path / name).write_text(text)
     with pytest.raises(SpecError, match=name):
         build_spec([str(tmp_path / name)], flags("m"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("j.yaml", "engine:\n  max_batch: 2\n  max_batch: 3\n"),
+        ("j.json", '{"engine": {"max_batch": 2, "max_batch": 3}}'),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused_by_name(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=rf"{name}: key 'max_batch' is there twice"):
+        build_spec([str(tmp_path / name)], flags("m"))
+    with pytest.raises(SpecError, match="--set sampling: key 'n' is there twice"):
+        build_spec(["x"], flags("m"), ["sampling={n: 1, n: 2}"])
+
+
+def test_a_merged_mapping_may_be_overridden() -> None:
+    assert load_yaml("a: &a {x: 1, y: 1}\nb: {<<: *a, x: 2}\nc: *a")["b"] == {"x": 2, "y": 1}
+
+
+@pytest.mark.parametrize("given", ["ngram", "[ngram]"])
+def test_one_row_method_is_a_list_of_one(tmp_path: Path, given: str) -> None:
+    (tmp_path / "j.yaml").write_text(
+        f"input: {{paths: x}}\nengine: {{target: m, speculation: {{row_methods: {given}}}}}\n"
+    )
+    for spec in (
+        build_spec([str(tmp_path / "j.yaml")], flags()),
+        build_spec(["x"], flags("m"), [f"engine.speculation.row_methods={given}"]),
+    ):
+        assert spec.engine["speculation"]["row_methods"] == ("ngram",)
 
 
 def test_the_same_command_gets_the_same_name_and_another_spec_another() -> None:
