@@ -106,6 +106,11 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
+def counted(count: int, noun: str) -> str:
+    """ "1 row", "2 rows"."""
+    return f"{format_value(count)} {noun}" + ("" if count == 1 else "s")
+
+
 def format_bytes(count: int) -> str:
     """A size in the largest unit that leaves a whole part."""
     value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]

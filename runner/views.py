@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from runner.rates import format_duration
 from runner.summary import JobSummary
-from runner.tables import format_value, note, print_fields, print_json, print_rows
+from runner.tables import counted, format_bytes, note, print_fields, print_json, print_rows
 
 if TYPE_CHECKING:
     from runner.doctor import Check
     from scheduler.submission import Submission
     from storage.export import ExportReport
-    from storage.records import Result
+    from storage.records import Job, Result
 
 NEXT_STEPS = "the scheduler hands them out; a job of `nightdraft run` goes on when the same command is given again"
 
@@ -116,8 +116,20 @@ def show_submission(submission: Submission, *, as_json: bool) -> None:
 
 def show_export(report: ExportReport, *, as_json: bool) -> None:
     """What was written, and where."""
-    values = _as_mapping(report)
-    show_action(", ".join(f"{name} {format_value(value)}" for name, value in values.items()), values, as_json=as_json)
+    parts = [f"{report.num_ok} ok", f"{report.num_errors} failed"]
+    if report.num_missing:
+        parts.append(f"{report.num_missing} not recorded yet")
+    text = f"{report.path}: {counted(report.num_rows, 'row')} ({', '.join(parts)}), {format_bytes(report.num_bytes)}"
+    if report.renamed:
+        text += "; renamed: " + ", ".join(f"{column} to {name}" for column, name in report.renamed.items())
+    show_action(text, _as_mapping(report), as_json=as_json)
+
+
+def show_reopened(job: Job, chunks: int, what: str, nothing: str, *, as_json: bool) -> None:
+    """What `resume` and `retry` put back in line; `nothing` says that there was nothing to."""
+    verb = "is" if chunks == 1 else "are"
+    text = f"{counted(chunks, 'chunk')}{what} {verb} back in line; {NEXT_STEPS}" if chunks else nothing
+    show_action(f"{job.name}: {text}", {"job": job.id, "name": job.name, "chunks": chunks}, as_json=as_json)
 
 
 def show_checks(checks: Sequence[Check], *, as_json: bool) -> int:

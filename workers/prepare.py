@@ -19,6 +19,8 @@ from workers.seeds import derive_seed
 from workers.settings import JobSettings
 from workers.suggest import did_you_mean
 
+ELSEWHERE = "; add it with --row-method NAME, or set input.speculation_column if another column names the methods"
+
 logger = logging.getLogger(__name__)
 
 
@@ -101,7 +103,7 @@ class Preparer:
                 return method
         known = ", ".join(self._methods)
         near = did_you_mean(name, self._methods) if isinstance(name, str) else ""
-        message = f"speculation method {name!r} is not one of this job's: {known}{near}"
+        message = f"speculation method {name!r} is not one of this job's: {known}{near}{ELSEWHERE}"
         raise BadRow(InvalidParams.code, message)
 
     def _tokenise(self, texts: Sequence[str]) -> Sequence[Sequence[int] | Exception]:

@@ -55,17 +55,13 @@ def cancel(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) ->
 def resume(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Put the unfinished chunks of a cancelled, failed or expired job back in line."""
     from runner.stores import existing_store
-    from runner.views import NEXT_STEPS, show_action
+    from runner.views import show_reopened
     from scheduler import lifecycle
 
     with existing_store(store) as opened:
         found = opened.get_job(job)
         chunks = lifecycle.resume(opened, found.id)
-        show_action(
-            f"{found.name}: {chunks} chunks are back in line; {NEXT_STEPS}",
-            {"job": found.id, "name": found.name, "chunks": chunks},
-            as_json=as_json,
-        )
+        show_reopened(found, chunks, "", "no unfinished chunks", as_json=as_json)
 
 
 def retry(
@@ -76,7 +72,7 @@ def retry(
 ) -> None:
     """Generate failed rows again. A success replaces the error; a success is never replaced."""
     from runner.stores import existing_store
-    from runner.views import NEXT_STEPS, show_action
+    from runner.views import show_reopened
     from scheduler import lifecycle
 
     if not failed:
@@ -84,11 +80,7 @@ def retry(
     with existing_store(store) as opened:
         found = opened.get_job(job)
         chunks = lifecycle.retry(opened, found.id)
-        show_action(
-            f"{found.name}: {chunks} chunks with failed rows are back in line; {NEXT_STEPS}",
-            {"job": found.id, "name": found.name, "chunks": chunks},
-            as_json=as_json,
-        )
+        show_reopened(found, chunks, " with failed rows", "no failed rows", as_json=as_json)
 
 
 def errors(

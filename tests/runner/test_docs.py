@@ -82,6 +82,11 @@ def test_sql_runs(store: Store, page: str, query: str) -> None:
         list(rows)
 
 
+@pytest.mark.parametrize(("page", "query"), [pytest.param(*b, id=f"{b[0]}: {b[1][:50]!r}") for b in sql_blocks()])
+def test_sql_can_be_pasted_behind_the_command(page: str, query: str) -> None:
+    assert not query.startswith("-"), f"{page}: the command line takes a leading comment for an option"
+
+
 def keys_of_section(heading: str) -> set[str]:
     """Keys in the first column of the table under a heading of docs/configuration.md."""
     text = (ROOT / "docs/configuration.md").read_text()

@@ -329,3 +329,24 @@ def test_export_and_sql_refuse_such_an_output_as_well(cli: Cli, prompts: Path, o
         assert "error: --out" in cli(*arguments, "--out", out, code=2).output
     cli("sql", "SELECT 1", "--format", "csv", "--out", "new/y.csv")
     assert (cli.folder / "new/y.csv").read_text().splitlines() == ["1", "1"]
+
+
+def test_what_export_and_retry_did_is_a_readable_line(cli: Cli, write_prompts: WritePrompts) -> None:
+    path = write_prompts(["fine", None], output_text=["a", "b"])
+    cli.run(path, "--name", "bad", code=3)
+    line = cli("export", "bad", "--out", "o.parquet").stdout
+    assert line.startswith("o.parquet: 2 rows (1 ok, 1 failed), ")
+    assert line.endswith("; renamed: output_text to input_output_text\n")
+    assert cli.json("export", "bad", "--out", "o.parquet")["renamed"] == {"output_text": "input_output_text"}
+    assert "bad: 1 chunk with failed rows is back in line" in cli("retry", "bad", "--failed").stdout
+    cli.run(write_prompts(["fine"]), "--name", "good")
+    assert cli("retry", "good", "--failed").stdout == "good: no failed rows\n"
+
+
+def test_a_text_column_that_happens_to_be_called_speculation_is_explained(
+    cli: Cli, write_prompts: WritePrompts
+) -> None:
+    cli.run(write_prompts(["p"], speculation=["rumour"]), "--name", "s", code=3)
+    (row,) = cli.json("errors", "s")
+    assert "--row-method NAME" in row["error_message"]
+    assert "input.speculation_column" in row["error_message"]
