@@ -67,7 +67,7 @@ class _Job:
     """One job of its own, run by the command that users run."""
 
     def __init__(self, folder: Path, prompts: Path, name: str, speculation: SpeculationConfig) -> None:
-        self.name = name.replace(' ', '-')
+        self.name = name.replace(" ", "-")
         self.store = f"sqlite:///{folder}/resuming.db"
         self.file = folder / f"{self.name}.json"
         self.log = self.file.with_suffix(".log")

@@ -16,7 +16,6 @@ from storage.records import Chunk, ChunkState, JobState
 from storage.tables import chunks, jobs, results
 
 CLAIMABLE = (ChunkState.PENDING, ChunkState.DISPATCHED)
-IN_FLIGHT = (ChunkState.DISPATCHED, ChunkState.RUNNING)
 STOPPING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED, JobState.EXPIRED)
 """States of a job whose running chunks should stop."""
 
@@ -82,11 +81,6 @@ def requeue_stale(connection: sa.Connection, older_than: float) -> int:
         .values(state=ChunkState.PENDING, dispatched_at=None)
     )
     return connection.execute(statement).rowcount
-
-
-def count_in_flight(connection: sa.Connection) -> int:
-    query = sa.select(sa.func.count()).select_from(chunks).where(chunks.c.state.in_(IN_FLIGHT))
-    return int(connection.execute(query).scalar_one())
 
 
 def claim(connection: sa.Connection, chunk_id: int, epoch: int, worker_id: str, lease_seconds: float) -> Chunk | None:

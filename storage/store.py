@@ -170,10 +170,6 @@ class Store:
         """Chunks dispatched over `older_than` seconds ago and not claimed become pending; how many."""
         return self.database.write(chunks.requeue_stale, older_than)
 
-    def count_in_flight(self) -> int:
-        """Chunks that are dispatched or running, over all jobs."""
-        return self.database.read(chunks.count_in_flight)
-
     def count_dispatched(self) -> int:
         """Chunks that are dispatched and not claimed, over all jobs."""
         return self.database.read(scheduling.count_dispatched)

@@ -10,6 +10,7 @@ from storage.records import ChunkState
 from storage.store import Store
 from tests.scheduler.helpers import MemoryPublisher, work_off, write_prompts
 from tests.scheduler.test_submission import submitted
+from tests.storage.helpers import IN_FLIGHT
 
 
 @pytest.fixture
@@ -118,4 +119,4 @@ def test_a_cancelled_job_is_not_dispatched(store: Store, job_id: str, broker: Me
     store.cancel_job(job_id)
     assert not dispatcher(store, broker).step()
     assert not any(work_off(store, message) for message in broker.messages)
-    assert store.count_in_flight() == 0
+    assert store.list_chunks(job_id, IN_FLIGHT) == []

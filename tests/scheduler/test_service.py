@@ -117,7 +117,7 @@ async def test_a_database_that_is_away_only_delays(
 
     async with anyio.create_task_group() as group:
         with monkeypatch.context() as patch:
-            for name in ("pending_chunks", "count_in_flight", "reap", "unfinished_jobs"):
+            for name in ("pending_chunks", "reap", "unfinished_jobs"):
                 patch.setattr(store, name, away)
             await group.start(scheduler.serve)
             await until(lambda: caplog.text.count("trying again") >= 3)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from storage.records import Acceptance, Chunk, InputFile, Job, JobState, Result, RowStatus
+from storage.records import Acceptance, Chunk, ChunkState, InputFile, Job, JobState, Result, RowStatus
 from storage.store import Store
 
 LEASE = 60.0
+IN_FLIGHT = (ChunkState.DISPATCHED, ChunkState.RUNNING)
 
 
 def make_job(name: str = "job", **changes: Any) -> Job:

@@ -7,7 +7,7 @@ import pytest
 from storage.errors import ChunkIncomplete
 from storage.records import ChunkState, JobState
 from storage.store import Store
-from tests.storage.helpers import LEASE, add_job, answer, claim, pairs
+from tests.storage.helpers import IN_FLIGHT, LEASE, add_job, answer, claim, pairs
 
 
 def test_dispatch_claim_finish(store: Store) -> None:
@@ -15,16 +15,16 @@ def test_dispatch_claim_finish(store: Store) -> None:
     [waiting] = store.pending_chunks()
     assert store.mark_dispatched([waiting.id]) == 1
     assert store.pending_chunks() == []
-    assert store.count_in_flight() == 1
+    assert len(store.list_chunks(job.id, IN_FLIGHT)) == 1
     chunk = store.claim(waiting.id, waiting.epoch, "worker", LEASE)
     assert chunk is not None
     assert (chunk.state, chunk.epoch, chunk.worker_id) == (ChunkState.RUNNING, waiting.epoch + 1, "worker")
     assert chunk.lease_until is not None
     assert store.get_job(job.id).state is JobState.IN_PROGRESS
-    assert store.count_in_flight() == 1
+    assert len(store.list_chunks(job.id, IN_FLIGHT)) == 1
     store.write_results(chunk.id, chunk.epoch, [answer(*pair) for pair in pairs(chunk)])
     assert store.finish(chunk.id, chunk.epoch)
-    assert store.count_in_flight() == 0
+    assert store.list_chunks(job.id, IN_FLIGHT) == []
 
 
 def test_a_message_claims_once(store: Store) -> None:

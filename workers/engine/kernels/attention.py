@@ -86,20 +86,6 @@ class AttentionRows:
         if rows and self.prefix_lens.max() > self.block_tables.shape[1] * self.block_size:
             raise ValueError("a prefix is longer than its block table")
 
-    @classmethod
-    def causal(
-        cls, sequence: Int32Array, positions: Int32Array, block_tables: Int32Array, block_size: int
-    ) -> AttentionRows:
-        """Rows without tails: row t sits at `positions[t]` and sees everything up to itself."""
-        return cls(
-            sequence=sequence,
-            prefix_lens=positions + np.int32(1),
-            tail_indptr=np.zeros(len(sequence) + 1, np.int32),
-            tail_slots=np.zeros(0, np.int32),
-            block_tables=block_tables,
-            block_size=block_size,
-        )
-
     @cached_property
     def tiles(self) -> Int32Array:
         """[tiles, 2] first and past-last row of runs of at most 32 adjacent rows of one sequence, dearest first."""

@@ -31,7 +31,7 @@ drawn after one failed."""
 
 CHUNK = 4096
 """Tokens per task; a multiple of 4."""
-_SEEDS, _POSITIONS, _TOKENS, _OUT, _WIDTH, _STREAM, _STEP = range(ARGUMENTS, ARGUMENTS + 7)
+_SEEDS, _POSITIONS, _INDICES, _OUT, _WIDTH, _STREAM, _STEP = range(ARGUMENTS, ARGUMENTS + 7)
 
 _float32, _uint32, _uint64, _int64 = types.float32, types.uint32, types.uint64, types.int64
 
@@ -59,18 +59,6 @@ def gumbel_rows(
         0,
         numbers=rows * vocab,
     )
-    return out
-
-
-def gumbel_at(
-    seeds: npt.ArrayLike, positions: npt.ArrayLike, token_ids: npt.ArrayLike, stream: int = TARGET
-) -> torch.Tensor:
-    """The entries `token_ids` [R, K] of `gumbel_rows`, bit for bit, without the rest."""
-    rows, seeds, positions = _rows(seeds, positions)
-    tokens = np.ascontiguousarray(token_ids, np.int64).reshape(rows, -1)
-    out = torch.empty(tokens.shape)
-    addresses = (seeds.ctypes.data, positions.ctypes.data, tokens.ctypes.data, out.data_ptr())
-    _gumbel_at(rows, *addresses, tokens.shape[1], stream, 0, numbers=tokens.size)
     return out
 
 
@@ -221,18 +209,6 @@ def _every_token(block: Any) -> None:
             out[i] = _gumbel(seed, position, first + i, stream)
 
 
-def _some_tokens(block: Any) -> None:
-    width = block[_WIDTH]
-    while True:
-        row = claim(block)
-        if row >= block[TASKS]:
-            return
-        seed, position = _naturals(block[_SEEDS])[row], _integers(block[_POSITIONS])[row]
-        tokens, out = _integers(block[_TOKENS] + 8 * row * width), _floats(block[_OUT] + 4 * row * width)
-        for i in range(width):
-            out[i] = _gumbel(seed, position, tokens[i], block[_STREAM])
-
-
 def _uniforms(block: Any) -> None:
     width = block[_WIDTH]
     while True:
@@ -240,10 +216,10 @@ def _uniforms(block: Any) -> None:
         if row >= block[TASKS]:
             return
         seed, position = _naturals(block[_SEEDS])[row], _integers(block[_POSITIONS])[row]
-        indices, out = _integers(block[_TOKENS] + 8 * row * width), _doubles(block[_OUT] + 8 * row * width)
+        indices, out = _integers(block[_INDICES] + 8 * row * width), _doubles(block[_OUT] + 8 * row * width)
         for i in range(width):
             a, b, _, _ = four_words(seed, position, indices[i], block[_STREAM], block[_STEP])
             out[i] = np.float64((np.uint64(a) << np.uint64(21)) | (np.uint64(b) >> np.uint64(11))) * 2.0**-53
 
 
-_gumbel_rows, _gumbel_at, _uniform_at = Kernel(_every_token), Kernel(_some_tokens), Kernel(_uniforms)
+_gumbel_rows, _uniform_at = Kernel(_every_token), Kernel(_uniforms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -305,7 +306,7 @@ def test_refuses_what_it_cannot_read() -> None:
     with pytest.raises(ValueError, match="longer than its block table"):
         make_rows(pool, [0], [33])
     with pytest.raises(TypeError, match="int32"):
-        AttentionRows.causal(np.zeros(1, np.int64), np.zeros(1, np.int32), pool.tables, pool.block_size)
+        dataclasses.replace(rows, sequence=np.zeros(1, np.int64))
 
 
 def test_tiles_cover_every_row_once() -> None:
