@@ -18,6 +18,8 @@ from workers.engine.speculators.eagle_model import build_eagle
 from workers.engine.speculators.precision import Precision
 from workers.engine.tree import DraftTree
 
+MISSING = "the speculators package is not installed: see CONTRIBUTING.md, pip install -e '.[dev,speculators]'"
+
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "norm_before_residual": ({}, {"norm_before_residual": True}),
@@ -31,9 +33,9 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equals_the_library(variant: str, tmp_path: Path) -> None:
-    core = pytest.importorskip(
-        "speculators.models.eagle3.core", reason="the speculators package is not installed: pip install speculators"
-    )
+    pytest.importorskip("speculators", reason=MISSING)
+    from speculators.models.eagle3 import core
+
     layer, options = VARIANTS[variant]
     theirs = _their_model(core, layer, options)
     theirs.save_pretrained(tmp_path)
