@@ -1,7 +1,7 @@
 """`make bench`: every measurement of speed, side by side in one run. `python -m benchmarks NAME` runs one.
 
 `python -m benchmarks exactness` and `python -m benchmarks resuming` are studies of the first promise: half an hour and
-five minutes on two cores.
+five minutes on two cores, and an hour or two for `exactness --everything`, with every method in small batches too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ def main() -> None:
     parser.add_argument("name", nargs="?", choices=("decoding", "jobs", "exactness", "resuming", "all"), default="all")
     parser.add_argument("--repeats", type=int, default=3, help="paired runs of each comparison")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the jobs measurement")
+    parser.add_argument("--everything", action="store_true", help="exactness: every method in every setting")
     options = parser.parse_args()
     if options.name in ("decoding", "all"):
         decoding.run(options.repeats)
     if options.name in ("jobs", "all"):
         jobs.run(options.rows)
     if options.name == "exactness":
-        exactness.run()
+        exactness.run(everything=options.everything)
     if options.name == "resuming":
         resuming.run()
 

@@ -65,9 +65,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batch 4": {"max_batch": 4, "max_step_tokens": 64},
     "batch 1": {"max_batch": 1},
 }
-SLOW_SETTINGS = ("batch 1", "batch 4")
-SLOW_METHODS = ("none", "ngram", "draft chain", "draft tree")
-"""In small batches a run takes minutes: these stand for the others, which share their mechanisms."""
+SMALL_BATCHES = ("batch 1", "batch 4")
+STANDING_FOR_ALL = ("none", "ngram", "draft chain", "draft tree")
+"""In small batches a run takes minutes: unless everything is asked for, these stand for methods that work alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +175,25 @@ def margin(model: LoadedModel, request: Request, ours: Sequence[int], theirs: Se
     return abs(known.get(ours[at], float("-inf")) - known.get(theirs[at], float("-inf")))
 
 
-def run(prompts: int = 50, mixed: int = 200) -> None:
+def run(prompts: int = 50, mixed: int = 200, *, everything: bool = False) -> None:
     print(f"exactness: {MODEL}, {TOKENS} tokens each; {describe()}")
     with tempfile.TemporaryDirectory() as folder:
         methods = with_random_drafts(Path(folder))
         model = load("float32")
         _against_transformers(model, methods, prompts)
-        _against_plain(model, methods, mixed, "float32")
+        _against_plain(model, _plan(methods, everything), mixed, "float32")
         del model
-        _against_plain(load("bfloat16"), methods, mixed, "bfloat16")
+        _against_plain(load("bfloat16"), _plan(methods, everything), mixed, "bfloat16")
+
+
+def _plan(methods: dict[str, SpeculationConfig], everything: bool) -> list[tuple[str, str, SpeculationConfig]]:
+    """Which method runs in which setting."""
+    return [
+        (setting, method, speculation)
+        for setting in SETTINGS
+        for method, speculation in methods.items()
+        if everything or setting not in SMALL_BATCHES or method in STANDING_FOR_ALL
+    ]
 
 
 def _against_transformers(model: LoadedModel, methods: dict[str, SpeculationConfig], prompts: int) -> None:
@@ -195,23 +205,22 @@ def _against_transformers(model: LoadedModel, methods: dict[str, SpeculationConf
         print(f"  {method:<14} {len(differing(outcome.tokens, expected))} of {len(requests)}", flush=True)
 
 
-def _against_plain(model: LoadedModel, methods: dict[str, SpeculationConfig], mixed: int, dtype: str) -> None:
+def _against_plain(
+    model: LoadedModel, plan: Sequence[tuple[str, str, SpeculationConfig]], mixed: int, dtype: str
+) -> None:
     requests = mixed_requests(model, mixed, TOKENS)
     truth = decode(model, requests, setting="batch 1").tokens
     print(f"\n{dtype}, {mixed} requests, temperatures 0, 0.7, 1.0 with penalties: rows that differ from batch 1, none")
-    for setting in SETTINGS:
-        for method, speculation in methods.items():
-            if setting in SLOW_SETTINGS and (method not in SLOW_METHODS or dtype == "bfloat16"):
-                continue
-            started = time.perf_counter()
-            outcome = decode(model, requests, speculation, setting)
-            rows = differing(outcome.tokens, truth)
-            by_id = {request.id: request for request in requests}
-            gaps = [margin(model, by_id[row], outcome.tokens[row], truth[row]) for row in rows]
-            note = f", {outcome.preemptions} preemptions" if outcome.preemptions else ""
-            print(
-                f"  {setting:<22} {method:<14} {len(rows)} of {mixed}"
-                f" ({time.perf_counter() - started:.0f} s, {outcome.accepted} accepted{note})"
-                + (f"; top-2 margins at most {max(gaps):.4f}" if gaps else ""),
-                flush=True,
-            )
+    by_id = {request.id: request for request in requests}
+    for setting, method, speculation in plan:
+        started = time.perf_counter()
+        outcome = decode(model, requests, speculation, setting)
+        rows = differing(outcome.tokens, truth)
+        gaps = [margin(model, by_id[row], outcome.tokens[row], truth[row]) for row in rows]
+        note = f", {outcome.preemptions} preemptions" if outcome.preemptions else ""
+        print(
+            f"  {setting:<22} {method:<14} {len(rows)} of {mixed}"
+            f" ({time.perf_counter() - started:.0f} s, {outcome.accepted} accepted{note})"
+            + (f"; top-2 margins at most {max(gaps):.4f}" if gaps else ""),
+            flush=True,
+        )
