@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runner.errors import UsageError
+from runner.exporting import output_file, require_folder
 from runner.prompt_rows import Prompts, prepared_prompts
 from runner.spec import JobSpec
 from runner.tables import note, print_fields, print_json, print_rows
@@ -31,7 +32,8 @@ class Wanted:
 def calibrate(spec: JobSpec, *, batch: int | None, out: str | None, as_json: bool) -> None:
     """Calibrate the spec's method on its prompts, store the result where jobs find it (or at `out`), and show it.
 
-    Raises `UsageError` for a method with nothing to calibrate, and what the engine raises for models and options.
+    Raises `UsageError` for a method with nothing to calibrate and an `out` that cannot be written, and what the engine
+    raises for models and options.
     """
     config = spec.engine_config()
     method = config.speculation.method
@@ -40,6 +42,8 @@ def calibrate(spec: JobSpec, *, batch: int | None, out: str | None, as_json: boo
         raise UsageError(f"method {method} has nothing to calibrate; these have: {', '.join(CALIBRATED)}{near}")
     if out is not None and method != "self":
         raise UsageError(f"--out is for method self; what is calibrated for {method} lies beside its draft")
+    if out is not None:
+        require_folder(output_file(out))
     result = CALIBRATED[method](Wanted(config, prepared_prompts(spec), batch, out))
     if as_json:
         print_json(result)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 NO_LIMIT = 2**31
 """Context length of a model that is not loaded and whose spec names none, tokens."""
+FEW = 16
+"""Prompts below which what is measured says more about them than about the data they stand for."""
 
 
 def job_settings(spec: JobSpec, dataset: Dataset) -> JobSettings:
@@ -49,7 +51,7 @@ class Prompts:
 
 
 def prepared_prompts(spec: JobSpec) -> Prompts:
-    """The first `input.limit` rows; those that would become errors are left out, with a note.
+    """The first `input.limit` rows, without those that would become errors; notes say how many, and when few are left.
 
     Loads the target's tokenizer only. Raises `UsageError` when no row is left, and what `inspect` and loading raise.
     """
@@ -66,6 +68,8 @@ def prepared_prompts(spec: JobSpec) -> Prompts:
         raise UsageError(f"none of the {len(prepared)} rows read has a prompt that can run{first}")
     if rejected:
         note(f"{len(rejected)} of {len(prepared)} rows are left out, since they would become errors{first}")
+    if len(prompts) < FEW:
+        note(f"measured on {len(prompts)} prompts only: for a figure to go by, give at least {FEW} (rows, --limit)")
     params = SamplingMerger(spec.sampling, spec.sampling["n"], tokenizer).merge(None)
     return Prompts(prompts, replace(params, seed=spec.seed if params.seed is None else params.seed))
 

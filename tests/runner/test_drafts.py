@@ -45,6 +45,7 @@ def test_rows_that_cannot_run_are_left_out_with_a_note(cli: Cli, prompts: Path, 
     result = cli("check-draft", str(prompts), *arguments)
     assert "1 of 5 rows are left out" in result.stderr
     assert "null_prompt" in result.stderr
+    assert "measured on 4 prompts only" in result.stderr
     empty = write_prompts([None, None], "empty.parquet")
     assert "none of the 2 rows" in cli("check-draft", str(empty), *arguments, code=2).stderr
 
@@ -61,6 +62,8 @@ def test_rows_that_cannot_run_are_left_out_with_a_note(cli: Cli, prompts: Path, 
             "--out is for method self",
         ),
         (["calibrate", "--method", "self"], "add --target"),
+        (["calibrate", "--target", TARGET, "--method", "self", "--out", "."], "is a directory"),
+        (["calibrate", "--target", TARGET, "--method", "self", "--out", "/proc/x.json"], "cannot write in /proc"),
     ],
 )
 def test_what_cannot_work_is_named(cli: Cli, prompts: Path, arguments: list[str], message: str) -> None:
