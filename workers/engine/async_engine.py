@@ -96,8 +96,9 @@ class Engine:
     ) -> AsyncGenerator[Completion, None]:
         """Answer many requests, each as soon as it is finished, in finishing order.
 
-        `requests` is pulled lazily, at most `ahead` (default: twice max_batch) in flight. Leaving early aborts the
-        rest: close the generator (contextlib.aclosing) when you break out of the loop.
+        `requests` is pulled lazily, at most `ahead` (default: twice max_batch) in flight. While a source is waited for,
+        finished answers wait too: where requests trickle in, call `generate` for each. Leaving early aborts the rest:
+        close the generator (contextlib.aclosing) when you break out of the loop.
         """
         ahead = ahead or 2 * self.config.max_batch
         send, receive = anyio.create_memory_object_stream[Completion | EngineStopped](float("inf"))
