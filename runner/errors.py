@@ -28,4 +28,10 @@ class UsageError(RunnerError):
 
 
 class SpecError(UsageError):
-    """A job spec has an unknown key, or a value out of range; the message names the key and its section."""
+    """A job spec has unknown keys, or values that no job takes. `problems` names each with its section; the message has
+    a line for each."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        lines = problems if len(problems) == 1 else (f"{len(problems)} things are wrong in the job spec:", *problems)
+        super().__init__("\n  ".join(lines))

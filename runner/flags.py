@@ -10,7 +10,7 @@ import yaml
 
 from runner.errors import SpecError, UsageError
 from runner.names import with_name
-from runner.spec import JobSpec, parse_spec, require_known_keys, row_methods
+from runner.spec import JobSpec, parse_spec, row_methods
 from runner.spec_file import absolute_paths, load_yaml, merge, read_spec_file
 from workers.engine.config import DRAFTERS, SCORERS
 
@@ -32,11 +32,7 @@ def build_spec(inputs: Sequence[str], flags: Mapping[str, Any], settings: Sequen
     base = _base(inputs)
     over = absolute_paths(_set(flags, settings), Path.cwd())
     _settle_method(_section(base, "engine"), _section(over, "engine"))
-    spec = merge(base, over)
-    require_known_keys(spec)
-    if "target" not in _section(spec, "engine"):
-        raise UsageError(f"no model is named: {_how_to_name_it(inputs)}")
-    return with_name(parse_spec(spec))
+    return with_name(parse_spec(merge(base, over), f"no model is named: {_how_to_name_it(inputs)}"))
 
 
 def require_job_file(path: str) -> None:

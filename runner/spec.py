@@ -1,30 +1,35 @@
 """The job spec: one model for job files, flags and the `jobs.spec` column.
 
-Ranges are defined once, in the frozen dataclasses of each section (`InputSpec`, `EngineConfig`, `SpeculationConfig`,
-`SamplingParams`); this module converts into them, so what one of
-them refuses is refused here, with the same message.
+Ranges are defined once, in the frozen dataclasses of each section (`EngineConfig`, `SpeculationConfig`,
+`SamplingParams`) and in the models below; whatever any of them refuses is refused here, all of it at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import Field, asdict, fields
-from typing import Annotated, Any, Self, TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic import Field as SpecField
 
 from runner.errors import SpecError
+from scheduler.errors import InvalidJob
+from scheduler.naming import check_name
 from storage.records import InputSpec
 from workers.engine.config import EngineConfig, SpeculationConfig
-from workers.engine.errors import EngineError
+from workers.engine.errors import Refused
 from workers.engine.sampling_params import SamplingParams
-from workers.suggest import did_you_mean
+from workers.suggest import did_you_mean, nearest
 
 INPUT_KEYS = tuple(f.name for f in fields(InputSpec))
 ENGINE_KEYS = tuple(f.name for f in fields(EngineConfig))
 SPECULATION_KEYS = tuple(f.name for f in fields(SpeculationConfig))
 SAMPLING_KEYS = tuple(f.name for f in fields(SamplingParams))
+
+SPECULATION = "engine.speculation"
+NO_INPUT = "input.paths is missing: name the Parquet files that are read"
+NO_TARGET = "engine.target is missing: name the model that answers"
 
 _Config = TypeVar("_Config")
 
@@ -36,7 +41,7 @@ def _paths(value: Any) -> Any:
 class InputSection(BaseModel):
     """`input`: see `storage.records.InputSpec`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     paths: Annotated[list[str], BeforeValidator(_paths), SpecField(min_length=1)]
     prompt_column: str | None = None
@@ -50,14 +55,14 @@ class InputSection(BaseModel):
 class JobSpec(BaseModel):
     """One job: what is read, which engine answers, how it samples. `to_dict` is what `jobs.spec` stores."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    name: Annotated[str, SpecField(min_length=1)] | None = None
+    name: str | None = None
     """None derives one from the input and the rest of the spec (`runner.names`)."""
     input: InputSection
     engine: dict[str, Any]
     """Every field of `EngineConfig`, `speculation` being every field of `SpeculationConfig`."""
-    sampling: dict[str, Any] = SpecField(default_factory=dict, validate_default=True)
+    sampling: dict[str, Any]
     """Every field of `SamplingParams`; `bad_words` are strings."""
     seed: Annotated[int, SpecField(ge=0, lt=2**63)] = 0
     """A row without a seed of its own gets one from this, its index and its sample."""
@@ -65,42 +70,12 @@ class JobSpec(BaseModel):
     chat_template: bool | None = None
     """None: used when the tokenizer has one; false: the prompt text goes in as it is."""
     chunk_rows: Annotated[int, SpecField(ge=1)] | None = None
-    max_error_rate: Annotated[float, SpecField(ge=0.0, le=1.0, strict=False)] | None = None
+    max_error_rate: Annotated[float, SpecField(ge=0.0, le=1.0)] | None = None
     """The job fails early when more than this share of the finished rows are errors."""
     keep_token_ids: bool = False
     max_attempts: Annotated[int, SpecField(ge=1)] = 3
     """Times a chunk may lose its worker before it is split to find the row that kills it."""
-    lease_seconds: Annotated[float, SpecField(ge=1.0, strict=False)] = 60.0
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _engine(cls, value: Any) -> dict[str, Any]:
-        return asdict(engine_config(value))
-
-    @field_validator("sampling", mode="before")
-    @classmethod
-    def _sampling(cls, value: Any) -> dict[str, Any]:
-        section = known_keys(value, SAMPLING_KEYS, "sampling")
-        bad_words = section.pop("bad_words", None) or []
-        if not isinstance(bad_words, list) or not all(isinstance(word, str) and word for word in bad_words):
-            raise SpecError(f"sampling.bad_words must be a list of non-empty strings, got {bad_words!r}")
-        params = asdict(_build(SamplingParams, section, "sampling"))
-        return {
-            **params,
-            "bad_words": bad_words,
-            "stop": list(params["stop"]),
-            "stop_token_ids": list(params["stop_token_ids"]),
-            "logit_bias": {str(token): bias for token, bias in params["logit_bias"].items()},
-        }
-
-    @model_validator(mode="after")
-    def _one_text_column(self) -> Self:
-        if self.input.prompt_column and self.input.messages_column:
-            raise SpecError(
-                f"input has both prompt_column {self.input.prompt_column!r} and messages_column "
-                f"{self.input.messages_column!r}; a row's text comes from one of them"
-            )
-        return self
+    lease_seconds: Annotated[float, SpecField(ge=1.0)] = 60.0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only, every default written out, so that a stored spec means the same in a later version."""
@@ -112,21 +87,24 @@ class JobSpec(BaseModel):
 
     def engine_config(self) -> EngineConfig:
         """The engine section as the engine takes it."""
-        return engine_config(self.engine)
+        speculation = SpeculationConfig(**self.engine["speculation"])
+        return EngineConfig(**{**self.engine, "speculation": speculation})
 
 
-def parse_spec(data: Mapping[str, Any]) -> JobSpec:
-    """Build a spec from the sections of a job file. Raises `SpecError`, naming the key."""
-    top = known_keys(data, tuple(JobSpec.model_fields), "the job spec")
-    if "input" not in top:
-        raise SpecError("input is missing: name the Parquet files that are read (input.paths)")
-    top["input"] = known_keys(top["input"], INPUT_KEYS, "input")
-    if "engine" not in top:
-        raise SpecError("engine is missing: name the model that answers (engine.target)")
-    try:
-        return JobSpec.model_validate(top)
-    except ValidationError as error:
-        raise SpecError("; ".join(_one_line(problem) for problem in error.errors())) from error
+def parse_spec(data: Mapping[str, Any], no_target: str = NO_TARGET) -> JobSpec:
+    """Build a spec from the sections of a job file; one that is null counts as not given.
+
+    Raises `SpecError`, which names everything that is wrong. `no_target` is what it says where no model is named.
+    """
+    problems: list[str] = []
+    values = _known(data, tuple(JobSpec.model_fields), "", problems)
+    values["input"] = _input(values.get("input"), problems)
+    values["engine"] = asdict(_engine(values.get("engine"), no_target, problems))
+    values["sampling"] = _sampling(values.get("sampling"), problems)
+    spec = _validated(values, problems)
+    if spec is None or problems:
+        raise SpecError(*problems)
+    return spec
 
 
 def default_spec() -> dict[str, Any]:
@@ -134,78 +112,120 @@ def default_spec() -> dict[str, Any]:
     return parse_spec({"input": {"paths": ["-"]}, "engine": {"target": "-"}}).to_dict()
 
 
-def engine_config(value: Any) -> EngineConfig:
-    """`EngineConfig` from its section of a spec. Raises `SpecError` for an unknown key, a wrong type or a bad value."""
-    section = known_keys(value, ENGINE_KEYS, "engine")
-    if "target" not in section:
-        raise SpecError("engine.target is missing: name the model that answers")
-    where = "engine.speculation"
-    speculation = known_keys(section.pop("speculation", None) or {}, SPECULATION_KEYS, where)
-    if "row_methods" in speculation:
-        speculation["row_methods"] = row_methods(speculation)
-    _check_types(SpeculationConfig, speculation, where)
-    _check_types(EngineConfig, section, "engine")
-    return _build(EngineConfig, {**section, "speculation": _build(SpeculationConfig, speculation, where)}, "engine")
-
-
 def row_methods(speculation: Mapping[str, Any]) -> list[Any]:
-    """`row_methods` of that section; one name is a list of one. Raises `SpecError` for what is no list."""
+    """`row_methods` of that section; one name is a list of one, and what is no list at all is none."""
     value = speculation.get("row_methods")
-    if value is not None and not isinstance(value, str | list | tuple):
-        raise SpecError(f"engine.speculation.row_methods must be a list of methods, got {value!r}")
-    return [value] if isinstance(value, str) else list(value or ())
+    return [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
 
 
-def require_known_keys(spec: Mapping[str, Any]) -> None:
-    """Raise `SpecError` for an unknown key anywhere, ahead of what a mistyped one leaves missing."""
-    known_keys(spec, tuple(JobSpec.model_fields), "the job spec")
-    engine = known_keys(spec.get("engine") or {}, ENGINE_KEYS, "engine")
-    known_keys(engine.get("speculation") or {}, SPECULATION_KEYS, "engine.speculation")
-    known_keys(spec.get("input") or {}, INPUT_KEYS, "input")
-    known_keys(spec.get("sampling") or {}, SAMPLING_KEYS, "sampling")
+def _input(value: Any, problems: list[str]) -> dict[str, Any]:
+    section = _known(value, INPUT_KEYS, "input", problems)
+    _require(section, "paths", NO_INPUT, value, problems)
+    if section.get("prompt_column") and section.get("messages_column"):
+        problems.append(
+            f"input has both prompt_column {section['prompt_column']!r} and messages_column "
+            f"{section['messages_column']!r}; a row's text comes from one of them"
+        )
+    return section
 
 
-def known_keys(value: Any, known: tuple[str, ...], where: str) -> dict[str, Any]:
-    """`value` as a dict with known keys only. Raises `SpecError` with the nearest known key."""
+def _engine(value: Any, no_target: str, problems: list[str]) -> EngineConfig:
+    section = _known(value, ENGINE_KEYS, "engine", problems)
+    _require(section, "target", no_target, value, problems)
+    speculation = _known(section.pop("speculation", None), SPECULATION_KEYS, SPECULATION, problems)
+    if isinstance(speculation.get("row_methods"), str):
+        speculation["row_methods"] = row_methods(speculation)
+    section["speculation"] = _built(SpeculationConfig, speculation, SPECULATION, problems) or SpeculationConfig()
+    return _built(EngineConfig, section, "engine", problems) or EngineConfig("-")
+
+
+def _sampling(value: Any, problems: list[str]) -> dict[str, Any]:
+    section = _known(value, SAMPLING_KEYS, "sampling", problems)
+    bad_words = section.pop("bad_words", None) or []
+    if not isinstance(bad_words, list) or not all(isinstance(word, str) and word for word in bad_words):
+        problems.append(f"sampling.bad_words must be a list of non-empty strings, got {bad_words!r}")
+    params = asdict(_built(SamplingParams, section, "sampling", problems) or SamplingParams())
+    return {
+        **params,
+        "bad_words": bad_words,
+        "stop": list(params["stop"]),
+        "stop_token_ids": list(params["stop_token_ids"]),
+        "logit_bias": {str(token): bias for token, bias in params["logit_bias"].items()},
+    }
+
+
+def _known(value: Any, known: tuple[str, ...], section: str, problems: list[str]) -> dict[str, Any]:
+    """The known keys of a section. A mistyped one is named, and read as the key that it is nearest to, so that nothing
+    is called missing or contradictory because of it."""
+    where = section or "the job spec"
+    if value is None:
+        return {}
     if not isinstance(value, Mapping):
-        raise SpecError(f"{where} must be a mapping of keys to values, got {value!r}")
+        problems.append(f"{where} must be a mapping of keys to values, got {value!r}")
+        return {}
+    found = {key: item for key, item in value.items() if key in known}
     for key in value:
         if key not in known:
-            near = did_you_mean(str(key).replace("-", "_"), known)
-            raise SpecError(f"unknown key {key!r} in {where}{near or '; known keys: ' + ', '.join(sorted(known))}")
-    return dict(value)
+            word = str(key).replace("-", "_")
+            near = did_you_mean(word, known) or "; known keys: " + ", ".join(sorted(known))
+            problems.append(f"unknown key {key!r} in {where}{near}")
+            found.setdefault(nearest(word, known) or key, value[key])
+    return {key: item for key, item in found.items() if key in known}
 
 
-def _build(config: type[_Config], section: Mapping[str, Any], where: str) -> _Config:
-    """Build a section's dataclass, and name the section in what it refuses."""
+def _require(section: dict[str, Any], key: str, missing: str, given: Any, problems: list[str]) -> None:
+    """Put something in the place of a key that is not there, to go on with the others."""
+    if key not in section:
+        section[key] = "-"
+        if given is None or isinstance(given, Mapping):
+            problems.append(missing)
+
+
+def _built(config: type[_Config], values: Mapping[str, Any], section: str, problems: list[str]) -> _Config | None:
+    """The options of a section; None when they are refused."""
     try:
-        return config(**section)
-    except EngineError as error:
-        raise SpecError(f"{where}: {error}") from error
+        return config(**values)
+    except Refused as refused:
+        problems += [_placed(problem, section, values) for problem in refused.problems]
+        return None
 
 
-def _check_types(config: type, section: Mapping[str, Any], where: str) -> None:
-    """The config classes check ranges, not types: YAML's `max_batch: "8"` is refused here."""
-    for item in fields(config):
-        if item.name in section and not _has_type(section[item.name], item):
-            raise SpecError(f"{where}.{item.name} must be {item.type}, got {section[item.name]!r}")
+def _placed(problem: str, section: str, keys: Iterable[str]) -> str:
+    """A sentence about an option, which begins with its name, as one about the key that holds it."""
+    return f"{section}.{problem}" if problem.partition(" ")[0].rstrip(":") in keys else f"{section}: {problem}"
 
 
-_SCALARS = {"int": int, "float": (int, float), "bool": bool, "str": str}
+def _validated(values: dict[str, Any], problems: list[str]) -> JobSpec | None:
+    name = values.get("name")
+    if isinstance(name, str):
+        try:
+            check_name(name)
+        except InvalidJob as error:
+            problems.append(str(error))
+            values.pop("name")
+    try:
+        return JobSpec.model_validate(values)
+    except ValidationError as error:
+        problems += [_in_words(problem) for problem in error.errors()]
+        return None
 
 
-def _has_type(value: Any, item: Field[Any]) -> bool:
-    names = [part.strip() for part in str(item.type).split("|")]
-    if value is None:
-        return "None" in names
-    wanted = next(name for name in names if name != "None")
-    if wanted not in _SCALARS:
-        return True
-    if isinstance(value, bool):
-        return wanted == "bool"
-    return isinstance(value, _SCALARS[wanted])  # type: ignore[arg-type]
+_WORDS = {
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_unicode": "must be text",
+    "list_type": "must be a string or a list of strings",
+    "too_short": "must not be empty",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be less than {lt}",
+}
+"""What pydantic finds wrong, in the words of the other sections."""
 
 
-def _one_line(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"]) or "the job spec"
-    return f"{where}: {problem['msg']}" + (f", got {problem['input']!r}" if "input" in problem else "")
+def _in_words(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"{where} {_WORDS[problem['type']].format(**problem.get('ctx', {}))}, got {problem['input']!r}"

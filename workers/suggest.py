@@ -6,7 +6,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one, or None when none is near."""
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'top_p'?"`, or the empty string when nothing is near."""
-    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near else ""

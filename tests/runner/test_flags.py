@@ -81,7 +81,7 @@ def test_settings_are_yaml_values() -> None:
     ("inputs", "settings", "message"),
     [
         (["x"], ["sampling.topk=3"], "did you mean 'top_k'"),
-        (["x"], ["engine.speculation.row_methods=3"], "row_methods must be a list of methods, got 3"),
+        (["x"], ["engine.speculation.row_methods=3"], "row_methods must be a list of texts, got 3"),
         (["x"], ["top_k"], "--set takes KEY=VALUE"),
         (["x"], ["sampling.stop=[a"], "is not a YAML value"),
         (["x"], ["engine=3"], "engine must be a mapping of keys to values, got 3"),

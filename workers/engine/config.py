@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from workers.engine.errors import InvalidConfig
+from workers.engine.options import Range, not_among, out_of_range, wrong_types
 from workers.engine.tree_shape import RankPath, TreeShape
 
 METHODS = ("none", "ngram", "suffix", "draft_model", "medusa", "eagle", "self")
@@ -26,6 +26,35 @@ POLICIES = ("fixed", "threshold")
 MAX_TREE_WIDTH, MAX_TREE_NODES = 16, 256
 DYNAMIC_WIDTH, DYNAMIC_NODES = 4, 16
 """Tree of medusa and eagle where none is set. EAGLE-2 takes 10 and 60 at batch size 1."""
+
+_CHOICES = {
+    "method": METHODS,
+    "row_methods": METHODS,
+    "draft_dtype": DRAFT_DTYPES,
+    "vocabulary": VOCABULARIES,
+    "policy": POLICIES,
+    "verify": VERIFY_RULES,
+}
+_RANGES = {
+    "max_draft_tokens": Range(1, 32),
+    "tree_width": Range(1, MAX_TREE_WIDTH),
+    "tree_nodes": Range(1, MAX_TREE_NODES),
+    "raise_above": Range(0, 1),
+    "lower_below": Range(0, 1),
+    "ngram_min": Range(1),
+    "ngram_max": Range(1),
+    "suffix_depth": Range(2),
+    "suffix_factor": Range(0, above=True),
+    "suffix_min_probability": Range(0, 1),
+    "suffix_memory_tokens": Range(1),
+    "typical_epsilon": Range(0, 1, above=True),
+    "typical_delta": Range(0, 1, above=True),
+}
+_ENGINE_CHOICES = {"dtype": DTYPES, "attention": ATTENTION_BACKENDS}
+_ENGINE_RANGES = {
+    **dict.fromkeys(("max_batch", "max_step_tokens", "block_size", "kv_memory", "kv_blocks"), Range(1)),
+    "max_model_len": Range(2),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,108 +146,109 @@ class SpeculationConfig:
         return method if self.verify == "exact" else f"{method}/{self.verify}"
 
     def __post_init__(self) -> None:
-        _one_of("method", self.method, METHODS)
-        _one_of("verify", self.verify, VERIFY_RULES)
-        _one_of("policy", self.policy, POLICIES)
+        wrong = dict(wrong_types(self))
+        wrong |= dict(not_among(self, _CHOICES, wrong)) | dict(out_of_range(self, _RANGES, wrong))
+        problems = [*wrong.values(), *self._unfit(wrong)]
+        if problems:
+            raise InvalidConfig(*problems)
         object.__setattr__(self, "row_methods", tuple(self.row_methods))
-        for method in self.row_methods:
-            _one_of("row_methods", method, METHODS)
-        self._check_draft()
-        self._check_self()
-        if not 1 <= self.max_draft_tokens <= 32:
-            raise InvalidConfig(f"max_draft_tokens must be 1 to 32, got {self.max_draft_tokens}")
-        self._check_tree()
-        if not 1 <= self.ngram_min <= self.ngram_max:
-            raise InvalidConfig(f"ngram_min must be 1 to ngram_max, got {self.ngram_min} and {self.ngram_max}")
-        if self.suffix_depth < 2 or self.suffix_factor <= 0 or self.suffix_memory_tokens < 1:
-            raise InvalidConfig("suffix_depth must be at least 2, suffix_factor and suffix_memory_tokens positive")
-        if not 0.0 <= self.suffix_min_probability <= 1.0:
-            raise InvalidConfig(f"suffix_min_probability must be 0 to 1, got {self.suffix_min_probability}")
-        self._check_verify()
-        if not 0.0 <= self.lower_below <= self.raise_above <= 1.0:
-            raise InvalidConfig(
-                f"0 <= lower_below <= raise_above <= 1 is needed, got {self.lower_below} and {self.raise_above}"
-            )
+        object.__setattr__(self, "skip", None if self.skip is None else tuple(self.skip))
+        object.__setattr__(self, "tree_paths", tuple(tuple(path) for path in self.tree_paths))
 
-    def _check_draft(self) -> None:
+    def _unfit(self, wrong: Mapping[str, str]) -> Iterator[str]:
+        """What does not fit together, among options that are right by themselves."""
+        checks = {
+            self._check_draft: ("method", "row_methods", "draft", "draft_dtype", "vocabulary"),
+            self._check_skips: ("method", "row_methods", "skip", "exit_layer", "skip_file"),
+            self._check_sublayers: ("skip",),
+            self._check_tree: ("method", "row_methods", "tree_width", "tree_nodes", "tree_paths"),
+            self._check_paths: ("tree_width", "tree_nodes", "tree_paths", "max_draft_tokens"),
+            self._check_verify: ("method", "row_methods", "verify", "tree_width", "tree_nodes", "tree_paths"),
+            self._check_bounds: ("ngram_min", "ngram_max", "lower_below", "raise_above"),
+        }
+        for check, options in checks.items():
+            if wrong.keys().isdisjoint(options):
+                yield from check()
+
+    def _check_draft(self) -> Iterator[str]:
         drafters = [method for method in self.methods if method in DRAFTERS]
         if len(drafters) > 1:
-            raise InvalidConfig(f"methods {' and '.join(drafters)} would share one draft: choose one of them")
+            yield f"methods {' and '.join(drafters)} would share one draft: choose one of them"
         if drafters and not self.draft:
-            raise InvalidConfig(f"method {drafters[0]} needs a draft: set draft to its directory")
+            yield f"method {drafters[0]} needs a draft: set draft to its directory"
         if self.draft and not drafters:
-            raise InvalidConfig(f"draft is set, but method is {self.method}: only {', '.join(DRAFTERS)} take a draft")
+            yield f"draft is set, but method is {self.method}: only {', '.join(DRAFTERS)} take a draft"
         if self.vocabulary != "auto" and "draft_model" not in self.methods:
-            raise InvalidConfig(f"vocabulary is set, but method is {self.method}: only draft_model has one")
-        if self.draft_dtype is not None:
-            if not drafters:
-                raise InvalidConfig(
-                    f"draft_dtype is set, but method is {self.method}: only {', '.join(DRAFTERS)} have one"
-                )
-            _one_of("draft_dtype", self.draft_dtype, DRAFT_DTYPES)
-        _one_of("vocabulary", self.vocabulary, VOCABULARIES)
+            yield f"vocabulary is set, but method is {self.method}: only draft_model has one"
+        if self.draft_dtype is not None and not drafters:
+            yield f"draft_dtype is set, but method is {self.method}: only {', '.join(DRAFTERS)} have one"
 
-    def _check_self(self) -> None:
+    def _check_skips(self) -> Iterator[str]:
         chosen = [name for name in ("skip", "exit_layer", "skip_file") if getattr(self, name) is not None]
         if len(chosen) > 1:
-            raise InvalidConfig(f"{' and '.join(chosen)} each say what method self skips: set one of them")
+            yield f"{' and '.join(chosen)} each say what method self skips: set one of them"
         if chosen and "self" not in self.methods:
-            raise InvalidConfig(f"{chosen[0]} is set, but method is {self.method}: only self skips sublayers")
-        if self.skip is not None:
-            object.__setattr__(self, "skip", tuple(self.skip))
-            for name in self.skip:
-                if not re.fullmatch(r"(attn|mlp)\.\d+", name):
-                    raise InvalidConfig(f'skip names sublayers such as "attn.3" and "mlp.7", got {name!r}')
+            yield f"{chosen[0]} is set, but method is {self.method}: only self skips sublayers"
 
-    def _check_tree(self) -> None:
-        object.__setattr__(self, "tree_paths", _rank_paths(self.tree_paths))
-        if self.tree_width is not None and not 1 <= self.tree_width <= MAX_TREE_WIDTH:
-            raise InvalidConfig(f"tree_width must be 1 to {MAX_TREE_WIDTH}, got {self.tree_width}")
-        if self.tree_nodes is not None and not 1 <= self.tree_nodes <= MAX_TREE_NODES:
-            raise InvalidConfig(f"tree_nodes must be 1 to {MAX_TREE_NODES}, got {self.tree_nodes}")
+    def _check_sublayers(self) -> Iterator[str]:
+        for name in self.skip or ():
+            if not re.fullmatch(r"(attn|mlp)\.\d+", name):
+                yield f'skip names sublayers such as "attn.3" and "mlp.7", got {name!r}'
+
+    def _check_tree(self) -> Iterator[str]:
         if self.tree_nodes is not None and self.tree_width == 1:
-            raise InvalidConfig("tree_nodes has no effect on a chain: set tree_width to more than 1, or drop it")
-        if self.tree_paths:
-            self._check_paths(self.tree_paths)
-        is_tree = (self.tree_width or 1) > 1 or self.tree_nodes is not None or self.tree_paths
-        if is_tree and not set(SCORERS) & set(self.methods):
-            raise InvalidConfig(f"drafts of method {self.method} are chains: trees need one of {', '.join(SCORERS)}")
+            yield "tree_nodes has no effect on a chain: set tree_width to more than 1, or drop it"
+        shapes = {
+            "tree_width": (self.tree_width or 1) > 1,
+            "tree_nodes": self.tree_nodes,
+            "tree_paths": self.tree_paths,
+        }
+        trees = [name for name, is_tree in shapes.items() if is_tree]
+        if trees and not set(SCORERS) & set(self.methods):
+            scorers = ", ".join(SCORERS)
+            yield f"{trees[0]} is set, but drafts of method {self.method} are chains: trees need one of {scorers}"
 
-    def _check_paths(self, paths: tuple[RankPath, ...]) -> None:
+    def _check_paths(self) -> Iterator[str]:
+        paths = tuple(tuple(path) for path in self.tree_paths)
+        if not paths:
+            return
         if self.tree_width is not None or self.tree_nodes is not None:
-            raise InvalidConfig("tree_paths fixes the tree: drop tree_width and tree_nodes")
+            yield "tree_paths fixes the tree: drop tree_width and tree_nodes"
         if len(paths) > MAX_TREE_NODES or max(map(max, filter(None, paths)), default=0) >= MAX_TREE_WIDTH:
-            raise InvalidConfig(f"tree_paths holds at most {MAX_TREE_NODES} paths with ranks below {MAX_TREE_WIDTH}")
+            yield f"tree_paths holds at most {MAX_TREE_NODES} paths with ranks below {MAX_TREE_WIDTH}"
+            return
         if max(map(len, paths)) > self.max_draft_tokens:
-            raise InvalidConfig(
-                f"tree_paths is {max(map(len, paths))} tokens deep, but max_draft_tokens is {self.max_draft_tokens}"
-            )
+            yield f"tree_paths is {max(map(len, paths))} tokens deep, but max_draft_tokens is {self.max_draft_tokens}"
         try:
             TreeShape(paths=paths)
         except ValueError as error:
-            raise InvalidConfig(f"tree_paths: {error}") from error
+            yield f"tree_paths: {error}"
 
-    def _check_verify(self) -> None:
-        """Refuse rules that do not fit the method, with the reason."""
+    def _check_verify(self) -> Iterator[str]:
+        """Rules that do not fit the method, with the reason."""
         if self.verify != "exact" and self.methods == ("none",):
-            raise InvalidConfig(f"verify is {self.verify}, but method none drafts nothing to verify: choose a method")
+            yield f"verify is {self.verify}, but method none drafts nothing to verify: choose a method"
         if self.draws_apart and self.tree_nodes is not None:
-            raise InvalidConfig(
+            yield (
                 f"verify {self.verify} cannot take a dynamic tree, which drops candidates by how they were drawn: "
                 "drop tree_nodes, or set tree_paths"
             )
-        if self.verify == "block":
-            if (self.tree_width or 1) > 1 or self.tree_paths:
-                raise InvalidConfig("verify block takes chains, not trees: set tree_width to 1, or verify to rejection")
-            for method in self.methods:
-                if method in _FIXED_DRAFTS and method != "none":
-                    raise InvalidConfig(
-                        f"verify block gains nothing with method {method}, whose drafts are looked up, not drawn: "
-                        "rejection and exact accept the same tokens for less work"
-                    )
-        for name in ("typical_epsilon", "typical_delta"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise InvalidConfig(f"{name} must be > 0 and <= 1, got {getattr(self, name)}")
+        if self.verify != "block":
+            return
+        if (self.tree_width or 1) > 1 or self.tree_paths:
+            yield "verify block takes chains, not trees: set tree_width to 1, or verify to rejection"
+        for method in self.methods:
+            if method in _FIXED_DRAFTS and method != "none":
+                yield (
+                    f"verify block gains nothing with method {method}, whose drafts are looked up, not drawn: "
+                    "rejection and exact accept the same tokens for less work"
+                )
+
+    def _check_bounds(self) -> Iterator[str]:
+        if self.ngram_min > self.ngram_max:
+            yield f"ngram_min must be 1 to ngram_max, got {self.ngram_min} and {self.ngram_max}"
+        if self.lower_below > self.raise_above:
+            yield f"lower_below must be 0 to raise_above, got {self.lower_below} and {self.raise_above}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,28 +278,12 @@ class EngineConfig:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        if not self.target:
-            raise InvalidConfig("target must name a model")
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("attention", self.attention, ATTENTION_BACKENDS)
-        for name in ("max_batch", "max_step_tokens", "block_size", "kv_memory"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.block_size & (self.block_size - 1):
-            raise InvalidConfig(f"block_size must be a power of two, got {self.block_size}")
-        if self.kv_blocks is not None and self.kv_blocks < 1:
-            raise InvalidConfig(f"kv_blocks must be at least 1, got {self.kv_blocks}")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise InvalidConfig(f"max_model_len must be at least 2, got {self.max_model_len}")
-
-
-def _rank_paths(paths: Iterable[Iterable[int]]) -> tuple[RankPath, ...]:
-    try:
-        return tuple(tuple(operator.index(rank) for rank in path) for path in paths)
-    except TypeError as error:
-        raise InvalidConfig(f"tree_paths must be a list of lists of ranks ({error})") from error
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidConfig(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+        wrong = dict(wrong_types(self))
+        wrong |= dict(not_among(self, _ENGINE_CHOICES, wrong)) | dict(out_of_range(self, _ENGINE_RANGES, wrong))
+        problems = list(wrong.values())
+        if self.target == "":
+            problems.append("target must name a model")
+        if "block_size" not in wrong and self.block_size & (self.block_size - 1):
+            problems.append(f"block_size must be a power of two, got {self.block_size}")
+        if problems:
+            raise InvalidConfig(*problems)

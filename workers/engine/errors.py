@@ -9,7 +9,15 @@ class EngineError(Exception):
     code = "engine_error"
 
 
-class InvalidParams(EngineError):
+class Refused(EngineError):
+    """Options are wrong. `problems` has one sentence for each thing that is; the message is all of them."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problems))
+
+
+class InvalidParams(Refused):
     """A sampling parameter is out of range or not supported; the message names it."""
 
     code = "invalid_params"
@@ -45,7 +53,7 @@ class ModelNotFound(EngineError):
     code = "model_not_found"
 
 
-class InvalidConfig(EngineError):
+class InvalidConfig(Refused):
     """An engine option is out of range, or two options contradict each other."""
 
     code = "invalid_config"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from workers.engine.errors import InvalidParams
+from workers.engine.options import Problem, Range, is_integer, is_number, out_of_range
 
 MAX_LOGPROBS = 20
 
@@ -46,28 +47,13 @@ class SamplingParams:
     """None: no log-probabilities; 0: those of the emitted tokens; k: the k best besides."""
 
     def __post_init__(self) -> None:
-        _normalise(self)
-        _in_range(self, "max_tokens", low=1)
-        _in_range(self, "min_tokens", low=0, high=self.max_tokens)
-        _in_range(self, "temperature", low=0.0, high=100.0)
-        _in_range(self, "top_p", low=0.0, high=1.0, open_low=True)
-        _in_range(self, "top_k", low=0)
-        _in_range(self, "min_p", low=0.0, high=1.0)
-        _in_range(self, "repetition_penalty", low=0.0, open_low=True)
-        _in_range(self, "presence_penalty", low=-2.0, high=2.0)
-        _in_range(self, "frequency_penalty", low=-2.0, high=2.0)
-        _in_range(self, "n", low=1, high=128)
-        if self.logprobs is not None:
-            _in_range(self, "logprobs", low=0, high=MAX_LOGPROBS)
-        if self.seed is not None:
-            _in_range(self, "seed", low=-(2**63), high=2**64 - 1)
-        if any(not word for word in self.bad_words):
-            raise InvalidParams("bad_words holds an empty sequence; remove it")
-        if any(not text for text in self.stop):
-            raise InvalidParams("stop holds an empty string, which would stop at once; remove it")
-        for token, bias in self.logit_bias.items():
-            if token < 0 or math.isnan(bias):
-                raise InvalidParams(f"logit_bias has {token}: {bias}; ids are >= 0 and biases are numbers")
+        wrong = dict(_normalise(self))
+        wrong |= dict(out_of_range(self, _RANGES, wrong))
+        problems = [*wrong.values(), *_unusable(self, wrong)]
+        if wrong.keys().isdisjoint(("min_tokens", "max_tokens")) and self.min_tokens > self.max_tokens:
+            problems.append(f"min_tokens must be 0 to max_tokens, got {self.min_tokens} and {self.max_tokens}")
+        if problems:
+            raise InvalidParams(*problems)
 
     @property
     def needs_history(self) -> bool:
@@ -76,60 +62,78 @@ class SamplingParams:
 
 
 FIELD_NAMES = tuple(f.name for f in fields(SamplingParams))
-_INTEGERS = {"max_tokens", "min_tokens", "top_k", "n", "logprobs", "seed"}
-_NUMBERS = {
-    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-}  # fmt: skip
+_INTEGERS = ("max_tokens", "min_tokens", "top_k", "n", "logprobs", "seed")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_OPTIONAL = ("logprobs", "seed")
+_RANGES = {
+    "max_tokens": Range(1),
+    "min_tokens": Range(0),
+    "temperature": Range(0, 100),
+    "top_p": Range(0, 1, above=True),
+    "top_k": Range(0),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0, above=True),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "n": Range(1, 128),
+    "logprobs": Range(0, MAX_LOGPROBS),
+    "seed": Range(-(2**63), 2**64 - 1),
+}
 
 
-def _normalise(params: SamplingParams) -> None:
+def _normalise(params: SamplingParams) -> Iterator[Problem]:
     """Give every field its declared type, so that values from YAML, JSON and Parquet compare equal."""
     for name in _INTEGERS:
         value = getattr(params, name)
-        if value is None and name in ("logprobs", "seed"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            if not (isinstance(value, float) and value.is_integer()):
-                raise InvalidParams(f"{name} must be an integer, got {value!r}")
+        if isinstance(value, float) and value.is_integer():
             object.__setattr__(params, name, int(value))
+        elif not (is_integer(value) or (value is None and name in _OPTIONAL)):
+            yield name, f"{name} must be an integer, got {value!r}"
     for name in _NUMBERS:
         value = getattr(params, name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidParams(f"{name} must be a number, got {value!r}")
-        object.__setattr__(params, name, float(value))
-    if not isinstance(params.ignore_eos, bool):
-        raise InvalidParams(f"ignore_eos must be true or false, got {params.ignore_eos!r}")
-    stop: Any = params.stop
-    _convert(params, "stop", "a string or a list of strings", lambda: (stop,) if isinstance(stop, str) else tuple(stop))
-    _convert(
-        params, "stop_token_ids", "a list of token ids", lambda: tuple(operator.index(t) for t in params.stop_token_ids)
-    )
-    _convert(
-        params,
-        "bad_words",
-        "a list of token sequences",
-        lambda: tuple(tuple(operator.index(t) for t in word) for word in params.bad_words),
-    )
-    _convert(
-        params,
-        "logit_bias",
+        if is_number(value):
+            object.__setattr__(params, name, float(value))
+        else:
+            yield name, f"{name} must be a number, got {value!r}"
+    ignore_eos: Any = params.ignore_eos
+    if not isinstance(ignore_eos, bool):
+        yield "ignore_eos", f"ignore_eos must be true or false, got {ignore_eos!r}"
+    for name, (words, convert) in _CONVERSIONS.items():
+        value = getattr(params, name)
+        try:
+            object.__setattr__(params, name, convert(value))
+        except (TypeError, ValueError, OverflowError):
+            yield name, f"{name} must be {words}, got {value!r}"
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return texts
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    return tuple(operator.index(token) for token in value)
+
+
+_CONVERSIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "stop": ("a string or a list of strings", _texts),
+    "stop_token_ids": ("a list of token ids", _token_ids),
+    "bad_words": ("a list of token sequences", lambda value: tuple(_token_ids(word) for word in value)),
+    "logit_bias": (
         "a mapping from token id to number",
-        lambda: {int(t): float(b) for t, b in dict(params.logit_bias).items()},
-    )
-    if not all(isinstance(text, str) for text in params.stop):
-        raise InvalidParams(f"stop must be strings, got {params.stop!r}")
+        lambda value: {int(token): float(bias) for token, bias in dict(value).items()},
+    ),
+}
 
 
-def _convert(params: SamplingParams, name: str, expected: str, convert: Callable[[], Any]) -> None:
-    try:
-        object.__setattr__(params, name, convert())
-    except (TypeError, ValueError) as error:
-        raise InvalidParams(f"{name} must be {expected}, got {getattr(params, name)!r}") from error
-
-
-def _in_range(params: SamplingParams, name: str, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    value = getattr(params, name)
-    if (low < value if open_low else low <= value) and value <= high and value != math.inf:
-        return
-    bounds = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:g}" if high != math.inf else "")
-    raise InvalidParams(f"{name} must be {bounds}, got {value!r}")
+def _unusable(params: SamplingParams, wrong: Mapping[str, str]) -> Iterator[str]:
+    """Values that no sampler can take, among those of the right type."""
+    if "bad_words" not in wrong and not all(params.bad_words):
+        yield "bad_words holds an empty sequence; remove it"
+    if "stop" not in wrong and not all(params.stop):
+        yield "stop holds an empty string, which would stop at once; remove it"
+    for token, bias in () if "logit_bias" in wrong else params.logit_bias.items():
+        if token < 0 or math.isnan(bias):
+            yield f"logit_bias has {token}: {bias}; ids are >= 0 and biases are numbers"
