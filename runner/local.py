@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -11,16 +12,21 @@ from runner.dead_workers import expire_dead_workers
 from runner.progress import Display, Follower
 from runner.summary import JobSummary, summarise
 from scheduler.finishing import finish_if_done
-from scheduler.recovery import reap
 from storage.records import ChunkState, Job
 from workers.worker import Draining, Worker
 
 if TYPE_CHECKING:
+    from storage.reaping import Reaped
     from storage.store import Store
+
+log = logging.getLogger(__name__)
 
 CHUNKS_IN_FLIGHT = 3
 """They share one engine and overlap, so that the batch does not run empty at the end of a chunk."""
 TICK_SECONDS = 0.2
+
+AGAIN = "rows that a process left behind when it was killed or failed are generated again; what was recorded stays"
+IN_PARTS = "rows that were in hand at every failure are tried in ever smaller groups, to find the one that causes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class LocalRun:
         self._changed = threading.Event()
         """A chunk ended: worth a look before the next tick."""
         self._failure: Exception | None = None
+        self._said: set[str] = set()
 
     def run(self, display: Display) -> LocalOutcome:
         """Returns when the job is terminal, or everything in flight is recorded after `stop`.
@@ -83,12 +90,21 @@ class LocalRun:
         return None if ready_at is None else time.monotonic() - ready_at
 
     def _maintain(self, worker: Worker) -> None:
-        """What the scheduler does for other jobs: take back lost chunks, and see when the job is over."""
+        """What the scheduler does for all jobs: take back lost chunks, and see when the job is over."""
         if worker.busy == 0:
             expire_dead_workers(self._store)
-        reap(self._store)
+        self._tell(self._store.reap(job_id=self._job.id))
         if finish_if_done(self._store, self._job).state.terminal:
             self._ended.set()
+
+    def _tell(self, reaped: Reaped) -> None:
+        """What became of lost chunks; what is to be expected after a kill or a failure is said once."""
+        for happened, text in ((reaped.released, AGAIN), (reaped.split, IN_PARTS)):
+            if happened and text not in self._said:
+                self._said.add(text)
+                log.warning(text)
+        for row in reaped.poisoned:
+            log.error("row %d was in hand each time a worker died or failed: recorded as an error", row.row_index)
 
     def _note(self, worker: Worker, *, loading: bool) -> str:
         if self._stop.is_set():

@@ -57,10 +57,10 @@ class LiveDisplay:
             self._task = progress.add_task(summary.name, total=summary.num_results, figures="")
         progress.update(
             self._task,
-            description=note or f"{summary.name} {summary.state}",
+            description=f"{summary.name} {summary.state}",
             total=summary.num_results,
             completed=summary.num_done,
-            figures=figures(summary, rates),
+            figures=figures(summary, rates, note),
         )
 
     def __exit__(
@@ -89,8 +89,10 @@ class PlainDisplay:
         if key == self._last and now - self._shown_at < self._every:
             return
         self._last, self._shown_at = key, now
-        line = f"{summary.name} {summary.state} {summary.num_done}/{summary.num_results} {figures(summary, rates)}"
-        self._console.print(f"{line} {note}".rstrip(), markup=False, highlight=False, soft_wrap=True)
+        line = f"{summary.name} {summary.state} {summary.num_done}/{summary.num_results}"
+        self._console.print(
+            f"{line} {figures(summary, rates, note)}".rstrip(), markup=False, highlight=False, soft_wrap=True
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -134,8 +136,8 @@ def make_display() -> LiveDisplay | PlainDisplay:
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 
-def figures(summary: JobSummary, rates: Rates) -> str:
-    """Rates, mean acceptance length, failures and ETA in one short text."""
+def figures(summary: JobSummary, rates: Rates, note: str = "") -> str:
+    """What is known of rates, mean acceptance length, failures and ETA in one short text; a note replaces the ETA."""
     parts = []
     if rates.rows_per_second is not None:
         parts.append(f"{rates.rows_per_second:.2f} rows/s")
@@ -145,7 +147,9 @@ def figures(summary: JobSummary, rates: Rates) -> str:
         parts.append(f"accepts {format_value(summary.mean_acceptance_length)}")
     if summary.num_errors:
         parts.append(f"{summary.num_errors} failed")
-    if not summary.state.terminal:
+    if note:
+        parts.append(note)
+    elif rates.eta_seconds is not None and not summary.state.terminal:
         parts.append(f"ETA {format_duration(rates.eta_seconds)}")
     return " · ".join(parts)
 

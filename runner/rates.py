@@ -36,9 +36,11 @@ class RateWindow:
         self._rate_seconds = rate_seconds
         self._eta_seconds = eta_seconds
         self._samples: deque[_Sample] = deque()
+        self._moved = False
 
     def add(self, seconds: float, rows: int, tokens: int) -> None:
         """Record counts read at `seconds` (monotonic)."""
+        self._moved |= bool(self._samples) and rows > self._samples[-1].rows
         self._samples.append(_Sample(seconds, rows, tokens))
         while len(self._samples) > 2 and self._samples[1].seconds <= seconds - self._eta_seconds:
             self._samples.popleft()
@@ -46,15 +48,16 @@ class RateWindow:
     def restart(self) -> None:
         """Forget the time before now (loading a model says nothing about rates)."""
         self._samples.clear()
+        self._moved = False
 
     def rates(self, rows_left: int) -> Rates:
-        """Rates now; no ETA before any row finished inside its window."""
+        """Rates now: none before the first row since the start, no ETA before any row finished inside its window."""
         if not self._samples:
             return Rates()
         last = self._samples[-1]
         recent = self._first_since(last.seconds - self._rate_seconds)
         span = last.seconds - recent.seconds
-        if span < MIN_SPAN_SECONDS:
+        if span < MIN_SPAN_SECONDS or not self._moved:
             return Rates()
         oldest = self._samples[0]
         done = last.rows - oldest.rows

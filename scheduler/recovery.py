@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def reap(store: Store) -> Reaped:
-    """Reap what has expired and say in the log what became of it. The in-process run calls this as well."""
+    """Reap what has expired, of all jobs, and say in the log what became of it."""
     reaped = store.reap()
     for chunk in reaped.released:
         log.warning(

@@ -36,13 +36,16 @@ class Reaped:
     """Ids of expired chunks of jobs that are being stopped."""
 
 
-def expired(connection: sa.Connection, now: datetime | None) -> dict[str, list[int]]:
-    """Ids of the running chunks whose lease ended before `now` (None: the store's clock), by job."""
+def expired(connection: sa.Connection, now: datetime | None, job_id: str | None = None) -> dict[str, list[int]]:
+    """Ids of the running chunks (of one job, or of all) whose lease ended before `now` (None: the store's clock), by
+    job."""
     query = (
         sa.select(chunks.c.job_id, chunks.c.id)
         .where(chunks.c.state == ChunkState.RUNNING, chunks.c.lease_until < _or_now(connection, now))
         .order_by(chunks.c.id)
     )
+    if job_id is not None:
+        query = query.where(chunks.c.job_id == job_id)
     found: dict[str, list[int]] = {}
     for row in connection.execute(query):
         found.setdefault(row.job_id, []).append(row.id)

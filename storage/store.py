@@ -198,15 +198,15 @@ class Store:
         """Mark a chunk done; False when the lease is lost. Raises `ChunkIncomplete` when a record is missing."""
         return self.database.write(chunks.finish, chunk_id, epoch)
 
-    def reap(self, now: datetime | None = None, max_attempts: int = 3) -> Reaped:
-        """Take the chunks whose lease ended before `now` (None: the store's clock) from their workers.
+    def reap(self, now: datetime | None = None, max_attempts: int = 3, job_id: str | None = None) -> Reaped:
+        """Take the chunks (of one job, or of all) whose lease ended before `now` (None: the store's clock).
 
         Each goes back to pending with one more attempt. At `max_attempts` (the job's own, where its spec has one) the
         part without records is split in halves; a single row is given up, with the error "worker_crashed" recorded.
         """
         reaped = Reaped()
-        for job_id, ids in self.database.read(reaping.expired, now).items():
-            part = self.database.write(reaping.reap_job, job_id, ids, now, max_attempts)
+        for job, ids in self.database.read(reaping.expired, now, job_id).items():
+            part = self.database.write(reaping.reap_job, job, ids, now, max_attempts)
             reaped.released += part.released
             reaped.split += part.split
             reaped.poisoned += part.poisoned

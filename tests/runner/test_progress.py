@@ -37,10 +37,21 @@ def test_rates_are_none_where_nothing_was_drafted() -> None:
 
 
 def test_figures_say_what_is_known_only() -> None:
-    assert figures(summary(mean_acceptance_length=None, num_errors=0), Rates()) == "ETA -"
+    assert figures(summary(mean_acceptance_length=None, num_errors=0), Rates()) == ""
     text = figures(summary(), Rates(2.0, 30.4, 65.0))
     assert text == "2.00 rows/s · 30 tokens/s · accepts 1.500 · 1 failed · ETA 1:05"
-    assert "ETA" not in figures(summary(state=JobState.COMPLETED), Rates())
+    assert "ETA" not in figures(summary(state=JobState.COMPLETED), Rates(eta_seconds=0.0))
+
+
+def test_a_note_stands_in_the_place_of_the_eta() -> None:
+    nothing_yet = summary(mean_acceptance_length=None, num_errors=0)
+    assert figures(nothing_yet, Rates(), "loading the model") == "loading the model"
+    assert figures(nothing_yet, Rates(2.0, 30.4, 65.0), "draining") == "2.00 rows/s · 30 tokens/s · draining"
+    out = io.StringIO()
+    with PlainDisplay(Console(file=out, width=200)) as display:
+        display.update(nothing_yet, Rates(), "loading the model")
+        display.update(nothing_yet, Rates())
+    assert out.getvalue() == "night in_progress 4/10 loading the model\nnight in_progress 4/10\n"
 
 
 def test_plain_lines_come_on_change_and_now_and_then() -> None:
@@ -69,7 +80,9 @@ def test_the_live_display_draws_on_a_terminal() -> None:
     out = io.StringIO()
     with LiveDisplay(Console(file=out, force_terminal=True, width=120)) as display:
         display.update(summary(), Rates(2.0, 30.0, 65.0))
+        display.update(summary(), Rates(), "loading the model")
     assert "night in_progress" in out.getvalue()
+    assert "loading the model" in out.getvalue()
 
 
 def test_a_follower_reads_and_shows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,15 @@ def test_nothing_is_claimed_before_something_is_known() -> None:
     assert window.rates(40).eta_seconds is None
 
 
+def test_there_is_no_rate_before_the_first_row() -> None:
+    window = RateWindow()
+    for second in (0.0, 10.0, 20.0):
+        window.add(second, rows=24, tokens=480)
+    assert window.rates(10) == Rates()
+    window.add(30.0, rows=25, tokens=500)
+    assert window.rates(9).rows_per_second == pytest.approx(1 / 30)
+
+
 def test_a_resumed_job_is_not_credited_with_earlier_rows() -> None:
     window = RateWindow()
     window.add(100.0, rows=500, tokens=5000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from runner.local import LocalRun
 from runner.progress import JsonDisplay
 from runner.submitting import submit_job
-from storage.records import JobState
+from storage.records import ChunkState, JobState
 from storage.store import Store
 from tests.runner.conftest import TARGET, Cli
 from tests.runner.test_spec import MINIMAL
@@ -222,6 +223,23 @@ def test_a_row_that_breaks_the_engine_becomes_an_error_and_the_others_finish(
     assert "Traceback" not in result.stderr
     (row,) = cli.json("errors", "poison")
     assert (row["row_index"], row["error_code"]) == (2, "worker_crashed")
+
+
+def test_what_a_killed_run_left_behind_is_said_once_and_other_jobs_are_silent(cli: Cli, prompts: Path) -> None:
+    for name in ("mine", "other"):
+        (cli.folder / f"{name}.yaml").write_text(
+            f"name: {name}\ninput: {{paths: prompts.parquet}}\nengine: {{target: '{TARGET}'}}\nchunk_rows: 4\n"
+        )
+        cli("submit", f"{name}.yaml")
+    with Store.open(cli.store) as store:
+        mine, other = store.get_job("mine"), store.get_job("other")
+        for job in (mine, mine, other):
+            assert store.claim_next("killed", 60.0, job.id) is not None
+        store.expire_leases("killed")
+        errors = cli("run", "mine.yaml").stderr
+        assert store.progress(other.id).chunks[ChunkState.RUNNING] == 1, "left to those who work on that job"
+    assert errors.count("WARNING") == errors.count("left behind when it was killed or failed") == 1
+    assert not re.search("other|chunk|" + "|".join((mine.id, other.id)), errors)
 
 
 def test_stop_drains_and_the_next_run_goes_on(tmp_path: Path, write_prompts: WritePrompts) -> None:

@@ -34,6 +34,13 @@ def test_an_expired_chunk_goes_out_again(store: Store) -> None:
     assert claim(store, job).id == chunk.id
 
 
+def test_one_job_alone_can_be_reaped(store: Store) -> None:
+    mine, other = add_job(store, "mine"), add_job(store, "other")
+    chunks = {job.id: claim(store, job).id for job in (other, mine)}
+    assert [chunk.id for chunk in store.reap(future(), job_id=mine.id).released] == [chunks[mine.id]]
+    assert [chunk.id for chunk in store.reap(future()).released] == [chunks[other.id]]
+
+
 def test_the_lease_of_a_dead_worker_ends_at_once(store: Store) -> None:
     job = add_job(store)
     dead, alive = claim(store, job, "dead"), claim(store, job, "alive")
