@@ -111,7 +111,7 @@ class JsonDisplay:
 
     def update(self, summary: JobSummary, rates: Rates, note: str = "") -> None:
         counts = summary.to_dict()
-        unchanged = {**counts, "seconds": None}
+        unchanged = {**counts, "seconds": None, "output_tokens_per_second": None}
         if unchanged == self._last:
             return
         self._last = unchanged

@@ -13,7 +13,7 @@ from runner.stores import open_store
 from runner.submitting import submit_job
 from runner.summary import exit_code_of, summarise
 from runner.tables import note
-from runner.views import show_job
+from runner.views import show_run
 from storage.records import Job, JobState
 from storage.store import Store
 
@@ -26,15 +26,14 @@ def run_command(
         _require_output(export_path(out, str(spec.name)), spec)
     with open_store(store_value) as store:
         submission = submit_job(store, spec, new=new, models_here=True)
+        if submission.resumed and submission.job.state.terminal:
+            note(
+                f"job {submission.job.name} is {submission.job.state} already, nothing is generated; --new starts anew"
+            )
         with Interrupts(note) as interrupts, logging_to_stderr(verbose=verbose):
             outcome = _run(store, submission.job, interrupts)
         summary = summarise(outcome.job, store.progress(outcome.job.id))
-        show_job(
-            summary,
-            store.error_groups(outcome.job.id),
-            as_json=as_json,
-            tokens_per_second=outcome.tokens_per_second,
-        )
+        show_run(summary, store.error_groups(outcome.job.id), outcome.tokens_per_second, as_json=as_json)
         if out is not None:
             _export(store, outcome.job, export_path(out, outcome.job.name))
         if not outcome.job.state.terminal:

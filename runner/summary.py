@@ -38,6 +38,8 @@ class JobSummary:
     finished_at: datetime | None
     seconds: float | None
     """From the first claim to the end, or to now."""
+    output_tokens_per_second: float | None
+    """Over `seconds`, as in the view `throughput`."""
     error_code: str | None
     error_message: str | None
 
@@ -53,6 +55,7 @@ def summarise(job: Job, progress: JobProgress, now: datetime | None = None) -> J
     """Put a job and its counts together."""
     steps, accepted, drafted = progress.num_spec_steps, progress.num_accepted_draft_tokens, progress.num_draft_tokens
     end = job.finished_at or (now or datetime.now(UTC))
+    seconds = (end - job.started_at).total_seconds() if job.started_at else None
     return JobSummary(
         id=job.id,
         name=job.name,
@@ -71,7 +74,8 @@ def summarise(job: Job, progress: JobProgress, now: datetime | None = None) -> J
         created_at=job.created_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
-        seconds=(end - job.started_at).total_seconds() if job.started_at else None,
+        seconds=seconds,
+        output_tokens_per_second=progress.num_output_tokens / seconds if seconds else None,
         error_code=job.error_code,
         error_message=job.error_message,
     )

@@ -44,18 +44,30 @@ def show_jobs(jobs: Sequence[JobSummary], *, as_json: bool) -> None:
     print_rows(columns, rows)
 
 
-def show_job(job: JobSummary, errors: Sequence[Any], *, as_json: bool, tokens_per_second: float | None = None) -> None:
-    """One job in full, its errors by code below it. This is also the final table of `run`."""
-    groups = [_as_mapping(group) for group in errors]
+def show_job(job: JobSummary, errors: Sequence[Any], *, as_json: bool) -> None:
+    """One job in full, its errors by code below it."""
+    _show(job.to_dict(), _job_fields(job), job.name, errors, as_json=as_json)
+
+
+def show_run(job: JobSummary, errors: Sequence[Any], tokens_per_second: float | None, *, as_json: bool) -> None:
+    """What became of `run`: the job in full, and how fast this run was (None: it generated nothing)."""
+    fields = _job_fields(job)
+    if tokens_per_second is not None:
+        fields["tokens/s of this run"] = f"{tokens_per_second:.1f} since the model was loaded"
+    values = {**job.to_dict(), "tokens_per_second": tokens_per_second}
+    _show(values, fields, job.name, errors, as_json=as_json)
+
+
+def _show(values: dict[str, Any], fields: dict[str, Any], title: str, errors: Sequence[Any], *, as_json: bool) -> None:
     if as_json:
-        print_json({**job.to_dict(), "tokens_per_second": tokens_per_second, "errors": groups})
+        print_json({**values, "errors": [_as_mapping(group) for group in errors]})
         return
-    print_fields(_job_fields(job, tokens_per_second), title=f"{job.name}")
-    if groups:
+    print_fields(fields, title=title)
+    if errors:
         show_error_groups(errors, as_json=False)
 
 
-def _job_fields(job: JobSummary, tokens_per_second: float | None) -> dict[str, Any]:
+def _job_fields(job: JobSummary) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "job": job.id,
         "state": job.state.value,
@@ -63,11 +75,11 @@ def _job_fields(job: JobSummary, tokens_per_second: float | None) -> dict[str, A
         "rows failed": job.num_errors,
         "output tokens": job.num_output_tokens,
     }
-    if tokens_per_second is not None:
-        fields["tokens/s"] = f"{tokens_per_second:.1f}"
     fields["mean acceptance length"] = job.mean_acceptance_length
     fields["draft acceptance rate"] = job.draft_acceptance_rate
     fields["time"] = format_duration(job.seconds)
+    if job.output_tokens_per_second is not None:
+        fields["tokens/s over that time"] = f"{job.output_tokens_per_second:.1f}"
     if not job.state.terminal:
         fields["chunks"] = ", ".join(f"{count} {state}" for state, count in job.chunks.items())
     if job.error_message:

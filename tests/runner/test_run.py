@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -46,7 +47,8 @@ def test_the_final_table_shows_the_counts(cli: Cli, prompts: Path) -> None:
         "completed",
         "20 of 20",
         "output tokens",
-        "tokens/s",
+        "tokens/s over that time",
+        "tokens/s of this run",
         "mean acceptance length",
         "draft acceptance rate",
     ):
@@ -68,8 +70,25 @@ def test_the_same_command_returns_the_same_job(cli: Cli, prompts: Path) -> None:
     first = cli.run(prompts)
     second = cli.run(prompts)
     assert second["id"] == first["id"]
-    assert second["tokens_per_second"] is None
+    assert second["tokens_per_second"] is None, "this run generated nothing"
     assert len(cli.json("status")) == 1
+
+
+def test_every_command_states_the_job_s_own_time_and_rate(cli: Cli, prompts: Path) -> None:
+    first = cli.run(prompts, "--name", "j")
+    rate = first["num_output_tokens"] / first["seconds"]
+    again, (listed,), status = cli.run(prompts, "--name", "j"), cli.json("status"), cli.json("status", "j")
+    watched = json.loads(cli("watch", "j", "--json").stdout.splitlines()[-1])
+    for shown in (first, again, status, listed, watched):
+        assert shown["seconds"] == first["seconds"]
+        assert shown["output_tokens_per_second"] == pytest.approx(rate)
+    sql = "SELECT output_tokens_per_second AS rate FROM throughput WHERE job_name = 'j'"
+    assert cli.json("sql", sql)[0]["rate"] == pytest.approx(rate, rel=0.05)
+    assert f"{rate:.1f}" in cli("status", "j").stdout
+    rerun = cli("run", str(prompts), "--target", TARGET, "--max-tokens", "16", "--name", "j")
+    assert f"{rate:.1f}" in rerun.stdout
+    assert "job j is completed already" in rerun.stderr
+    assert "of this run" not in rerun.stdout
 
 
 def test_a_changed_spec_or_input_is_refused_by_name_and_new_starts_afresh(
@@ -151,6 +170,63 @@ def test_dry_run_shows_prompts_histogram_and_plan_and_records_nothing(cli: Cli, 
     shown = cli("run", str(path), "--target", TARGET, "--dry-run").stdout
     assert "prompt tokens of 4 sampled rows" in shown
     assert not (cli.folder / "jobs.db").exists()
+
+
+def test_a_dry_run_rejects_the_rows_that_the_run_rejects(cli: Cli, write_prompts: WritePrompts) -> None:
+    params = [None, None, None, '{"stop_token_ids": [900]}', '{"max_tokens": 90}', '{"top_k": -3}', None]
+    prompts = ["x", "y" * 300, None, "z", "z", "z", "z"]
+    path = write_prompts(prompts, sampling_params=params, speculation=[None, None, None, None, None, None, "eagle"])
+    arguments = ("run", str(path), "--target", "scripted:max_len=128", "--max-tokens", "8", "--name", "rows")
+    small = ("--set", "engine.kv_blocks=5", "--method", "ngram")
+    plan = cli.json(*arguments, *small, "--dry-run")
+    assert plan["plan"]["context, tokens"] == 128
+    cli(*arguments, *small, code=3)
+    query = "SELECT row_index, error_code, error_message FROM results WHERE error_code IS NOT NULL ORDER BY row_index"
+    recorded = cli.json("sql", query)
+    assert [row["row_index"] for row in recorded] == [1, 2, 3, 4, 5, 6]
+    assert plan["rejected"] == recorded
+
+
+def test_the_plan_names_the_methods_and_their_options(cli: Cli, prompts: Path) -> None:
+    arguments = ("run", str(prompts), "--target", TARGET, "--dry-run")
+    plan = cli.json(*arguments, "--draft", "target", "--row-method", "ngram", "--row-method", "none")["plan"]
+    assert (plan["method"], plan["row methods"], plan["draft"]) == ("draft_model", ["ngram", "none"], "target")
+    assert (plan["max draft tokens"], plan["ngram max"], plan["verify"]) == (4, 5, "exact")
+    plain = cli.json(*arguments)["plan"]
+    assert plain["method"] == "none"
+    assert not {"row methods", "draft", "verify", "max draft tokens"} & plain.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "self"), "does not know which sublayers"),
+        (("--method", "self", "--skip-file", "nowhere.json"), "No such file"),
+        (
+            ("--method", "none", "--row-method", "self", "--set", "engine.speculation.exit_layer=9"),
+            "exit_layer must be",
+        ),
+        (("--method", "eagle", "--draft", "./nowhere"), "no such directory"),
+        (("--method", "medusa", "--draft", "./nowhere"), "no such directory"),
+        (("--method", "draft_model", "--draft", "./nowhere"), "no such directory"),
+        (("--draft", "scripted:vocab=300", "--vocabulary", "same"), "have different vocabularies"),
+    ],
+)
+def test_a_draft_that_cannot_work_is_named_before_a_job_is_stored(
+    cli: Cli, prompts: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setenv("NIGHTDRAFT_CACHE", str(cli.folder / "cache"))
+    for dry in ((), ("--dry-run",)):
+        result = cli("run", str(prompts), "--target", "scripted:layers=4", *arguments, *dry, code=2)
+        assert message in result.output.replace("\n", " ")
+    assert cli.json("status") == []
+
+
+def test_a_job_for_other_machines_is_stored_whatever_models_are_here(cli: Cli, prompts: Path) -> None:
+    section = "{target: ./no-such-target, speculation: {method: eagle, draft: ./no-such-draft}}"
+    (cli.folder / "job.yaml").write_text(f"input: {{paths: {prompts.name}}}\nengine: {section}\n")
+    cli("submit", "job.yaml")
+    assert len(cli.json("status")) == 1
 
 
 def test_a_job_file_runs_and_flags_lie_over_it(cli: Cli, prompts: Path) -> None:
