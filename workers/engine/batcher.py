@@ -7,9 +7,51 @@ from collections import deque
 from collections.abc import Callable
 
 from workers.engine.batch import Feed
-from workers.engine.errors import PromptTooLong
+from workers.engine.config import EngineConfig
+from workers.engine.errors import EmptyPrompt, InvalidParams, PromptTooLong
 from workers.engine.kv_cache import KVCache
+from workers.engine.models.executor import Executor
+from workers.engine.request import Request
+from workers.engine.sampler import validate_params
 from workers.engine.sequence import Sequence
+
+
+def context_length(config: EngineConfig, target: Executor) -> int:
+    """Tokens that a sequence may have."""
+    return min(target.max_model_len, config.max_model_len or target.max_model_len)
+
+
+def pool_blocks(config: EngineConfig, target: Executor) -> int:
+    """Blocks of the target's KV pool."""
+    longest_use = config.max_batch * context_length(config, target)
+    by_memory = config.kv_memory // (target.cache_shape.bytes_per_token() * config.block_size)
+    return max(1, config.kv_blocks or min(by_memory, -(-longest_use // config.block_size)))
+
+
+def check_request(request: Request, config: EngineConfig, target: Executor) -> None:
+    """Whether a request could ever run, alone if need be. Needs the target's sizes, not its weights.
+
+    Raises `EmptyPrompt`, `PromptTooLong` or `InvalidParams`.
+    """
+    prompt, params = request.prompt_token_ids, request.params
+    limit, vocab = context_length(config, target), target.vocab_size
+    if not prompt:
+        raise EmptyPrompt("the prompt has no tokens")
+    if len(prompt) >= limit:
+        raise PromptTooLong(f"the prompt has {len(prompt)} tokens; the context of {limit} leaves no room for an answer")
+    if not 0 <= min(prompt) <= max(prompt) < vocab:
+        raise InvalidParams(f"prompt token ids must lie in 0..{vocab - 1}, got {min(prompt)}..{max(prompt)}")
+    validate_params(params, vocab)
+    if request.method is not None and request.method not in config.speculation.methods:
+        raise InvalidParams(
+            f"method {request.method!r} is not set up; this engine has {', '.join(config.speculation.methods)}"
+        )
+    longest, capacity = min(len(prompt) + params.max_tokens, limit), pool_blocks(config, target) * config.block_size
+    if longest > capacity:
+        raise PromptTooLong(
+            f"prompt ({len(prompt)}) and max_tokens ({params.max_tokens}) may reach {longest} tokens, but "
+            f"the KV cache holds {capacity}; raise kv_memory or kv_blocks, or lower max_tokens"
+        )
 
 
 class Batcher:
@@ -32,14 +74,7 @@ class Batcher:
         self.num_preemptions = 0
 
     def submit(self, seq: Sequence) -> None:
-        """Queue a sequence. Raises `PromptTooLong` when it could not finish even alone."""
-        longest = min(seq.num_prompt + seq.params.max_tokens, seq.max_len)
-        capacity = self._cache.num_blocks * self._cache.block_size
-        if longest > capacity:
-            raise PromptTooLong(
-                f"prompt ({seq.num_prompt}) and max_tokens ({seq.params.max_tokens}) may reach {longest} tokens, but "
-                f"the KV cache holds {capacity}; raise kv_memory or kv_blocks, or lower max_tokens"
-            )
+        """Queue a sequence whose request `check_request` has let in."""
         self.waiting.append(seq)
 
     def schedule(self) -> list[Feed]:

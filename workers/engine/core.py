@@ -10,17 +10,16 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from workers.engine.batch import Batch, Feed
-from workers.engine.batcher import Batcher
+from workers.engine.batcher import Batcher, check_request, context_length, pool_blocks
 from workers.engine.config import EngineConfig
 from workers.engine.controller import Controller, make_controller
 from workers.engine.detokenizer import StopScanner
-from workers.engine.errors import EmptyPrompt, EngineError, InvalidParams, PromptTooLong
+from workers.engine.errors import EngineError
 from workers.engine.kv_cache import KVCache
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading import load_model
 from workers.engine.request import Completion, FinishReason, Request
 from workers.engine.results import completion_of, failure
-from workers.engine.sampler import validate_params
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.mixed import MixedSpeculator
 from workers.engine.speculators.speculator import Speculator, SpeculatorContext, make_speculators
@@ -47,8 +46,11 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.model = model or load_model(config)
-        self.max_model_len = min(self.model.executor.max_model_len, config.max_model_len or 2**62)
-        self.cache = self._make_cache()
+        executor = self.model.executor
+        self.max_model_len = context_length(config, executor)
+        self.cache = KVCache(
+            executor.cache_shape, pool_blocks(config, executor), config.block_size, prefix_reuse=config.prefix_reuse
+        )
         self.speculator = MixedSpeculator(make(SpeculatorContext(config, self.model, self.cache)))
         self.cache.keep_hidden(self.speculator.hidden_layers)
         self.controller: Controller = make_controller(config.speculation)
@@ -64,13 +66,6 @@ class EngineCore:
         self._num_submitted = 0
         self._totals = EngineSnapshot()
 
-    def _make_cache(self) -> KVCache:
-        config, shape = self.config, self.model.executor.cache_shape
-        longest_use = config.max_batch * self.max_model_len
-        by_memory = config.kv_memory // (shape.bytes_per_token() * config.block_size)
-        blocks = config.kv_blocks or min(by_memory, -(-longest_use // config.block_size))
-        return KVCache(shape, max(1, blocks), config.block_size, prefix_reuse=config.prefix_reuse)
-
     # ------------------------------------------------------------- requests
 
     def add(self, request: Request) -> Completion | None:
@@ -85,24 +80,10 @@ class EngineCore:
         return None
 
     def _admit(self, request: Request) -> Sequence:
-        prompt, params = request.prompt_token_ids, request.params
-        vocab = self.model.executor.vocab_size
-        if not prompt:
-            raise EmptyPrompt("the prompt has no tokens")
-        if len(prompt) >= self.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt)} tokens; the context of {self.max_model_len} leaves no room for an answer"
-            )
-        if not 0 <= min(prompt) <= max(prompt) < vocab:
-            raise InvalidParams(f"prompt token ids must lie in 0..{vocab - 1}, got {min(prompt)}..{max(prompt)}")
-        validate_params(params, vocab)
-        if request.method is not None and request.method not in self.config.speculation.methods:
-            raise InvalidParams(
-                f"method {request.method!r} is not set up; this engine has {', '.join(self.config.speculation.methods)}"
-            )
+        check_request(request, self.config, self.model.executor)
         seq = Sequence(request, self._num_submitted, self.model.tokenizer.eos_token_ids, self.max_model_len)
-        if params.stop:
-            seq.scanner = StopScanner(self.model.tokenizer, params.stop)
+        if request.params.stop:
+            seq.scanner = StopScanner(self.model.tokenizer, request.params.stop)
         self.batcher.submit(seq)
         self._num_submitted += 1
         return seq

@@ -56,6 +56,26 @@ class Vocabulary(Protocol):
         ...
 
 
+class Model(Protocol):
+    """What is known of a model before its weights load and after: a `LoadedModel`, or an `Outline` of its files."""
+
+    @property
+    def executor(self) -> Executor:
+        """An outline's has sizes and kinds alone: it cannot run."""
+        ...
+
+    @property
+    def tokenizer(self) -> TextTokenizer: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def content_hash(self) -> str: ...
+    @property
+    def vocabulary(self) -> str | None:
+        """Hash of the tokenizer's vocabulary."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     executor: Executor
@@ -65,3 +85,7 @@ class LoadedModel:
     """Hash of the weights' file names, sizes and headers; says whether two runs used the same model."""
     details: dict[str, Any] = field(default_factory=dict)
     """What ran, for the job's record: dtype, attention backend, ..."""
+
+    @property
+    def vocabulary(self) -> str | None:
+        return self.details.get("vocabulary")

@@ -38,17 +38,20 @@ class Layer:
     down: AnyLinear
 
 
-def covers(model: Any) -> bool:
-    """Whether the fused layers compute exactly what this transformers model computes."""
-    if type(model) not in FAMILY or model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
+def covers(model: Any, device: torch.device | None = None) -> bool:
+    """Whether the fused layers compute exactly what this transformers model computes.
+
+    `device`: where it will run, for a model without weights on the meta device.
+    """
+    kind = (device or model.device).type
+    if type(model) not in FAMILY or kind != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
         return False
     layer = model.model.layers[0]
     linears = (layer.self_attn.q_proj, layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.down_proj)
-    cos, _ = _rotation_table(model, 1)
     return (
         model.config.hidden_act == "silu"
         and all(type(module) is nn.Linear for module in linears)
-        and cos.shape[-1] == layer.self_attn.head_dim
+        and 2 * len(model.model.rotary_emb.inv_freq) == layer.self_attn.head_dim
     )
 
 

@@ -22,9 +22,19 @@ VERSION = 1
 """Raise it when the conversion changes."""
 
 
+def described(source: Source) -> Source:
+    """Where config and tokenizer of a model are read fastest: in the copy of a GGUF file if it was made, else there."""
+    return Source(source.name, copy) if source.is_gguf and (copy := _place(source)).is_dir() else source
+
+
 def converted(source: Source) -> Source:
-    """The copy of a GGUF model, made if need be; raises `InvalidConfig` when the cache directory cannot be written."""
-    target = cache_directory() / "models" / f"{source.content_hash()}-v{VERSION}"
+    """The copy of a GGUF model, made if need be; raises `InvalidConfig` when the cache directory cannot be written.
+
+    Any other model as it is.
+    """
+    if not source.is_gguf:
+        return source
+    target = _place(source)
     if not target.is_dir():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -39,6 +49,10 @@ def converted(source: Source) -> Source:
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return Source(source.name, target)
+
+
+def _place(source: Source) -> Path:
+    return cache_directory() / "models" / f"{source.content_hash()}-v{VERSION}"
 
 
 def _convert(file: Path, directory: Path) -> None:

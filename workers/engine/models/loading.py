@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig
 from workers.engine.models import scripted
-from workers.engine.models.executor import LoadedModel
+from workers.engine.models.executor import LoadedModel, Model
 from workers.engine.tokenizer import ByteTokenizer, TextTokenizer
+
+_Model = TypeVar("_Model", bound=Model)
 
 SHARED = "target"
 """As a draft: the target's own weights."""
@@ -19,11 +23,25 @@ def load_model(config: EngineConfig) -> LoadedModel:
     return _load(config.target, config, config.max_model_len)
 
 
+def outline_model(config: EngineConfig) -> Model:
+    """The target without its weights. Raises what `load_model` raises before it loads weights."""
+    return _outline(config.target, config, config.max_model_len)
+
+
 def load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel:
     """The draft model of `config.speculation`; "target" shares the target's weights, or is a copy in another precision.
 
     Its context may be shorter than the target's, and its vocabulary another. Raises what `load_model` raises.
     """
+    return _draft(config, target, _load)
+
+
+def outline_draft(config: EngineConfig, target: Model) -> Model:
+    """What `load_draft` would load, without its weights."""
+    return _draft(config, target, _outline)
+
+
+def _draft(config: EngineConfig, target: _Model, open_model: Callable[..., _Model]) -> _Model:
     name, dtype = config.speculation.draft, config.speculation.draft_dtype
     if name is None:
         raise InvalidConfig(f"method {config.speculation.method} has no draft model")
@@ -32,20 +50,22 @@ def load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel:
             return target
         name = config.target
     if dtype is None:
-        return _load(name, config, None)
+        return open_model(name, config, None)
     if name.startswith(scripted.PREFIX):
         raise InvalidConfig(f"draft {name}: a scripted model has no weights, so draft_dtype {dtype} means nothing")
     int8 = dtype == "int8"
-    return _load(name, config if int8 else replace(config, dtype=dtype), None, int8=int8)
+    return open_model(name, config if int8 else replace(config, dtype=dtype), None, int8=int8)
 
 
 def load_tokenizer(target: str, *, trust_remote_code: bool = False) -> TextTokenizer:
     """The tokenizer alone, without weights. Raises `ModelNotFound`."""
     if target.startswith(scripted.PREFIX):
         return ByteTokenizer(scripted.Script.parse(target).vocab)
-    from workers.engine.models.pretrained import load_pretrained_tokenizer
+    from workers.engine.models.gguf_copy import described
+    from workers.engine.models.outline import read_tokenizer
+    from workers.engine.models.sources import resolve
 
-    return load_pretrained_tokenizer(target, trust_remote_code)
+    return read_tokenizer(described(resolve(target)), trust_remote_code)
 
 
 def _load(target: str, config: EngineConfig, max_model_len: int | None, *, int8: bool = False) -> LoadedModel:
@@ -54,3 +74,11 @@ def _load(target: str, config: EngineConfig, max_model_len: int | None, *, int8:
     from workers.engine.models.pretrained import load_pretrained
 
     return load_pretrained(target, config, max_model_len, int8=int8)
+
+
+def _outline(target: str, config: EngineConfig, max_model_len: int | None, *, int8: bool = False) -> Model:
+    if target.startswith(scripted.PREFIX):
+        return scripted.load_scripted(target)
+    from workers.engine.models.pretrained import outline_pretrained
+
+    return outline_pretrained(target, config, max_model_len, int8=int8)

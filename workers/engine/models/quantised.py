@@ -71,9 +71,12 @@ def quantise_modules(model: nn.Module) -> list[QuantisedLinear]:
     return replaced
 
 
-def check_quantisable(model: Any, name: str) -> None:
-    """Raise `UnsupportedModel` where there is no product of 8-bit matrices for a transformers model."""
-    check_int8(model.dtype, model.device, name)
+def check_quantisable(model: Any, name: str, device: torch.device | None = None) -> None:
+    """Raise `UnsupportedModel` where there is no product of 8-bit matrices for a transformers model.
+
+    `device`: where it will run, for a model without weights on the meta device.
+    """
+    check_int8(model.dtype, device or model.device, name)
     if not any(type(module) is nn.Linear for module in model.modules()):
         raise UnsupportedModel(f"draft {name} ({model.config.model_type}) has no linear layers that int8 could change")
 

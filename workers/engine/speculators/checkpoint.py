@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError
@@ -54,7 +55,8 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        # Mapped where the format allows it, as safetensors always are: whoever checks shapes reads no weights.
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UnsupportedModel(f"{file}: cannot be read as a file of tensors alone ({reason})") from error

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from workers.engine.batch import Batch, Feed
+from workers.engine.config import EngineConfig
 from workers.engine.kv_cache import KVCache
-from workers.engine.models.executor import Executor, LoadedModel
-from workers.engine.models.loading import load_draft
+from workers.engine.models.executor import Executor, LoadedModel, Model
+from workers.engine.models.loading import load_draft, outline_draft
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.growth import TreeGrowth
 from workers.engine.speculators.reading import Reading, choose_reading
@@ -62,6 +63,10 @@ class DraftModelSpeculator:
             max_step_tokens=config.max_step_tokens,
             draft=None if draft is context.target else _loaded(draft),
         )
+
+    @classmethod
+    def check(cls, config: EngineConfig, target: Model) -> None:
+        choose_reading(config, target, outline_draft(config, target))
 
     def max_nodes(self, length: int) -> int:
         return self.reading.shape.max_nodes(length)

@@ -8,14 +8,17 @@ import torch
 
 from workers.engine.attention.backend import load_attention, resolve_attention
 from workers.engine.batch import Batch, Feed
-from workers.engine.kv_cache import KVCache
+from workers.engine.config import EngineConfig
+from workers.engine.kv_cache import CacheShape, KVCache
+from workers.engine.models.executor import Model
 from workers.engine.sequence import Sequence
+from workers.engine.speculators.checkpoint import Tensors
 from workers.engine.speculators.drawing import DraftNoise, draft_noise_of
-from workers.engine.speculators.eagle_checkpoint import open_eagle
-from workers.engine.speculators.eagle_model import EagleModel, build_eagle
+from workers.engine.speculators.eagle_checkpoint import EagleConfig, open_eagle
+from workers.engine.speculators.eagle_model import EagleModel, build_eagle, check_eagle
 from workers.engine.speculators.features import require_features
 from workers.engine.speculators.growth import TreeGrowth, extend_all
-from workers.engine.speculators.precision import choose_precision
+from workers.engine.speculators.precision import Precision, choose_precision
 from workers.engine.speculators.speculator import LoadedDraft, SpeculatorContext
 from workers.engine.tree import EMPTY, DraftTree
 from workers.engine.tree_shape import TreeShape
@@ -57,15 +60,10 @@ class EagleSpeculator:
 
     @classmethod
     def create(cls, context: SpeculatorContext) -> EagleSpeculator:
-        config, target = context.config, context.target.executor
-        speculation, shape = config.speculation, context.cache.shape
-        assert speculation.draft is not None
-        require_features(context, "eagle")
-        eagle, tensors = open_eagle(speculation.draft, shape, target.vocab_size)
-        dtype = shape.dtype if shape.dtype in _DTYPES else torch.float32
-        precision = choose_precision(speculation, dtype, shape.device)
-        attention = load_attention(resolve_attention(config.attention, shape.device, precision.dtype))
-        model = build_eagle(eagle, tensors, target, attention, precision)
+        config, speculation = context.config, context.config.speculation
+        eagle, tensors = _open(config, context.target)
+        precision, attention = _backend(config, context.target.executor.cache_shape)
+        model = build_eagle(eagle, tensors, context.target.executor, load_attention(attention), precision)
         cache = KVCache(
             model.cache_shape, context.cache.num_blocks, config.block_size, prefix_reuse=config.prefix_reuse, shift=1
         )
@@ -76,8 +74,14 @@ class EagleSpeculator:
             shape=speculation.tree_shape,
             max_step_tokens=config.max_step_tokens,
             noise=draft_noise_of(speculation),
-            draft=LoadedDraft(speculation.draft, tensors.content_hash, str(precision), model.weight_bytes),
+            draft=LoadedDraft(str(speculation.draft), tensors.content_hash, str(precision), model.weight_bytes),
         )
+
+    @classmethod
+    def check(cls, config: EngineConfig, target: Model) -> None:
+        eagle, tensors = _open(config, target)
+        _backend(config, target.executor.cache_shape)
+        check_eagle(eagle, tensors, target.executor)
 
     def max_nodes(self, length: int) -> int:
         return self._shape.max_nodes(length)
@@ -166,3 +170,16 @@ class EagleSpeculator:
     def release(self, seq: Sequence) -> None:
         self._ready.discard(seq)
         self.cache.free(seq)
+
+
+def _open(config: EngineConfig, target: Model) -> tuple[EagleConfig, Tensors]:
+    assert config.speculation.draft is not None
+    require_features(target, "eagle")
+    return open_eagle(config.speculation.draft, target.executor.cache_shape, target.executor.vocab_size)
+
+
+def _backend(config: EngineConfig, target: CacheShape) -> tuple[Precision, str]:
+    """Precision of the draft layer, and the attention that runs it."""
+    dtype = target.dtype if target.dtype in _DTYPES else torch.float32
+    precision = choose_precision(config.speculation, dtype, target.device)
+    return precision, resolve_attention(config.attention, target.device, precision.dtype)

@@ -21,7 +21,7 @@ from workers.engine.models.executor import Executor, Vocabulary
 from workers.engine.models.quantised import AnyLinear
 from workers.engine.speculators.checkpoint import Tensors
 from workers.engine.speculators.eagle_checkpoint import UNUSED, EagleConfig, head_dim, target_ids
-from workers.engine.speculators.precision import Precision
+from workers.engine.speculators.precision import Precision, Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,11 @@ def build_eagle(
     embeddings or its output matrix and cannot.
     """
     return EagleModel(config, _Builder(config, tensors, target, precision).weights(), attention, precision)
+
+
+def check_eagle(config: EagleConfig, tensors: Tensors, target: Executor) -> None:
+    """Raise what `build_eagle` would raise, by names and shapes alone: nothing is read but the draft's vocabulary."""
+    _Builder(config, tensors, target, Unread()).weights()
 
 
 class _Builder:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from workers.engine.errors import UnsupportedModel
-from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.models.executor import Model
 
 
-def require_features(context: SpeculatorContext, method: str) -> None:
+def require_features(target: Model, method: str) -> None:
     """Raise `UnsupportedModel` when the target's executor does not keep hidden states."""
-    if context.cache.shape.hidden_size == 0:
+    if target.executor.cache_shape.hidden_size == 0:
         raise UnsupportedModel(
-            f"method {method} reads hidden states, which {type(context.target.executor).__name__} of "
-            f"{context.target.name} does not keep"
+            f"method {method} reads hidden states, which {type(target.executor).__name__} of {target.name} does not "
+            "keep"
         )

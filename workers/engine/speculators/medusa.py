@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from workers.engine.config import SpeculationConfig
+from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import InvalidConfig
 from workers.engine.kv_cache import FINAL, KVCache
+from workers.engine.models.executor import Model
 from workers.engine.sampler import RowContext
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.checkpoint import open_draft
@@ -18,7 +19,7 @@ from workers.engine.speculators.features import require_features
 from workers.engine.speculators.growth import TreeGrowth
 from workers.engine.speculators.medusa_heads import MedusaHeads
 from workers.engine.speculators.medusa_tree import read_tree
-from workers.engine.speculators.precision import choose_precision
+from workers.engine.speculators.precision import Precision, Unread, choose_precision
 from workers.engine.speculators.speculator import LoadedDraft, SpeculatorContext
 from workers.engine.tree import EMPTY, DraftTree
 from workers.engine.tree_shape import TreeShape
@@ -52,27 +53,23 @@ class MedusaSpeculator:
 
     @classmethod
     def create(cls, context: SpeculatorContext) -> MedusaSpeculator:
-        speculation = context.config.speculation
-        assert speculation.draft is not None
-        shape = context.cache.shape
-        require_features(context, "medusa")
-        vocab = context.target.executor.vocab_size
-        files = open_draft(speculation.draft)
-        precision = choose_precision(speculation, shape.dtype, shape.device)
-        heads = MedusaHeads.load(files, shape.hidden_size, vocab, precision)
-        if speculation.max_draft_tokens > len(heads):
-            raise InvalidConfig(
-                f"max_draft_tokens is {speculation.max_draft_tokens}, but {speculation.draft} has {len(heads)} heads, "
-                f"one for each token: set it to {len(heads)} or less"
-            )
+        speculation, target = context.config.speculation, context.target.executor
+        precision = choose_precision(speculation, target.cache_shape.dtype, target.cache_shape.device)
+        heads, shape = _open(speculation, context.target, precision)
         return cls(
             heads,
             context.cache,
-            shape=_shape(speculation, files.path),
-            target_vocab=vocab,
+            shape=shape,
+            target_vocab=target.vocab_size,
             noise=draft_noise_of(speculation),
-            draft=LoadedDraft(files.name, heads.content_hash, str(precision), heads.weight_bytes),
+            draft=LoadedDraft(str(speculation.draft), heads.content_hash, str(precision), heads.weight_bytes),
         )
+
+    @classmethod
+    def check(cls, config: EngineConfig, target: Model) -> None:
+        shape = target.executor.cache_shape
+        choose_precision(config.speculation, shape.dtype, shape.device)
+        _open(config.speculation, target, Unread())
 
     def max_nodes(self, length: int) -> int:
         return self._shape.max_nodes(length)
@@ -115,6 +112,21 @@ class MedusaSpeculator:
 
     def release(self, seq: Sequence) -> None:
         self._ready.discard(seq)
+
+
+def _open(speculation: SpeculationConfig, target: Model, precision: Precision) -> tuple[MedusaHeads, TreeShape]:
+    """The heads and the tree of their candidates. Raises what does not fit the target or the configuration."""
+    assert speculation.draft is not None
+    require_features(target, "medusa")
+    files = open_draft(speculation.draft)
+    executor = target.executor
+    heads = MedusaHeads.load(files, executor.cache_shape.hidden_size, executor.vocab_size, precision)
+    if speculation.max_draft_tokens > len(heads):
+        raise InvalidConfig(
+            f"max_draft_tokens is {speculation.max_draft_tokens}, but {speculation.draft} has {len(heads)} heads, "
+            f"one for each token: set it to {len(heads)} or less"
+        )
+    return heads, _shape(speculation, files.path)
 
 
 def _shape(speculation: SpeculationConfig, directory: Path) -> TreeShape:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from workers.engine.config import SpeculationConfig
-from workers.engine.models.linear import pack
+from workers.engine.models.linear import Linear, pack
 from workers.engine.models.quantised import AnyLinear, check_int8, quantise
 
 CPU = torch.device("cpu")
@@ -30,6 +30,16 @@ class Precision:
     def linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> AnyLinear:
         """One layer of several weights, side by side."""
         return (quantise if self.int8 else pack)(weights, biases)
+
+
+class Unread(Precision):
+    """Looks at names and shapes alone: tensors stay in their file, and what is made of them cannot run."""
+
+    def ready(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> AnyLinear:
+        return Linear(weights[0], None, packed=False, nbytes=0)
 
 
 def choose_precision(speculation: SpeculationConfig, dtype: torch.dtype, device: torch.device) -> Precision:

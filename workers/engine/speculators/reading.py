@@ -15,7 +15,7 @@ import torch
 
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig
-from workers.engine.models.executor import LoadedModel
+from workers.engine.models.executor import Model
 from workers.engine.request import Request
 from workers.engine.sampling_params import SamplingParams
 from workers.engine.sequence import Sequence
@@ -112,7 +112,7 @@ class _Translated:
 
     kind: str
 
-    def __init__(self, vocabulary: VocabularyMap, draft: LoadedModel, shape: TreeShape) -> None:
+    def __init__(self, vocabulary: VocabularyMap, draft: Model, shape: TreeShape) -> None:
         self.shape = shape
         self.vocabulary = vocabulary
         self._draft = draft
@@ -141,7 +141,7 @@ class MappedReading(_Translated):
     kind = "mapped"
 
     def __init__(
-        self, vocabulary: VocabularyMap, draft: LoadedModel, shape: TreeShape, vocab_size: int, noise: DraftNoise
+        self, vocabulary: VocabularyMap, draft: Model, shape: TreeShape, vocab_size: int, noise: DraftNoise
     ) -> None:
         super().__init__(vocabulary, draft, shape)
         self._vocab_size = vocab_size
@@ -172,7 +172,7 @@ class TextReading(_Translated):
     CONTEXT = 4
     """Tokens before the draft that are tokenised with it, so that it is cut as it would be in its place."""
 
-    def __init__(self, vocabulary: VocabularyMap, draft: LoadedModel, tokenizer: TextTokenizer) -> None:
+    def __init__(self, vocabulary: VocabularyMap, draft: Model, tokenizer: TextTokenizer) -> None:
         super().__init__(vocabulary, draft, TreeShape())
         self._tokenizer = tokenizer
         self._draft_vocab = min(draft.executor.vocab_size, len(vocabulary.draft.pieces))
@@ -218,11 +218,11 @@ class TextReading(_Translated):
         return list(range(agreed.index(False) if False in agreed else len(agreed)))
 
 
-def choose_reading(config: EngineConfig, target: LoadedModel, draft: LoadedModel) -> Reading:
+def choose_reading(config: EngineConfig, target: Model, draft: Model) -> Reading:
     """What `config.speculation.vocabulary` asks for. Raises `InvalidConfig`, with the overlap, when the pair cannot."""
     speculation, wanted = config.speculation, config.speculation.vocabulary
     shape, noise, width = speculation.tree_shape, draft_noise_of(speculation), target.executor.vocab_size
-    identical = draft.details.get("vocabulary") == target.details.get("vocabulary")
+    identical = draft.vocabulary == target.vocabulary
     if identical and draft.executor.vocab_size == width and wanted in ("auto", "same"):
         return SameReading(shape, width, noise)
     vocabulary = VocabularyMap(target, draft)

@@ -13,7 +13,7 @@ from workers.engine.batch import Batch, Feed
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.kv_cache import KVCache
-from workers.engine.models.executor import LoadedModel
+from workers.engine.models.executor import Model
 from workers.engine.models.skipping import SkippingExecutor, SkipSet
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.drawing import DraftNoise, draft_noise_of
@@ -60,6 +60,11 @@ class SelfSpeculator:
             noise=draft_noise_of(speculation),
         )
 
+    @classmethod
+    def check(cls, config: EngineConfig, target: Model) -> None:
+        skipping(target)
+        skip_set_of(config, target)
+
     def max_nodes(self, length: int) -> int:
         return max(self._shape.max_nodes(length), self._shape.max_expanded(length))
 
@@ -88,17 +93,17 @@ def _frontier(growth: TreeGrowth) -> Feed:
     return Feed(seq, len(seq), len(seq), growth.expanded_tree(), first_node=growth.first_of_frontier)
 
 
-def skipping(target: LoadedModel) -> SkippingExecutor:
+def skipping(target: Model) -> SkippingExecutor:
     """The target's executor; raises `UnsupportedModel` when it cannot leave sublayers out."""
     if not isinstance(target.executor, SkippingExecutor):
         raise UnsupportedModel(
-            f"{target.name} runs on {type(target.executor).__name__}, which cannot skip sublayers, so it cannot draft "
-            "for itself: method self needs a model of the Llama family on the CPU"
+            f"{target.name} cannot skip sublayers, so it cannot draft for itself: method self needs a model of the "
+            "Llama family on the CPU"
         )
     return target.executor
 
 
-def skip_set_of(config: EngineConfig, target: LoadedModel) -> SkipSet:
+def skip_set_of(config: EngineConfig, target: Model) -> SkipSet:
     """What the job leaves out: `skip`, `exit_layer`, or what was calibrated for this very target.
 
     Raises `InvalidConfig` when nothing says, or when it was said for another model.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workers.engine.cache_directory import cache_directory
 from workers.engine.errors import InvalidConfig
-from workers.engine.models.executor import LoadedModel
+from workers.engine.models.executor import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class SkipFile:
             raise InvalidConfig(f"skip_file {path} is no calibrated skip set, with {wanted} ({error})") from error
 
     @classmethod
-    def find(cls, target: LoadedModel) -> SkipFile | None:
+    def find(cls, target: Model) -> SkipFile | None:
         """What was calibrated for this model on this machine, if anything."""
         path = cls.default_path(target.content_hash)
         return cls.read(path) if path.is_file() else None
@@ -58,7 +58,7 @@ class SkipFile:
             raise InvalidConfig(f"cannot write {place}: {error.strerror}") from error
         return place
 
-    def check(self, target: LoadedModel) -> None:
+    def check(self, target: Model) -> None:
         """Raise `InvalidConfig` unless it was made for these weights."""
         if self.content_hash != target.content_hash:
             raise InvalidConfig(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from workers.engine.config import EngineConfig
+from workers.engine.config import SCORERS, EngineConfig
 from workers.engine.kv_cache import KVCache
-from workers.engine.models.executor import LoadedModel
+from workers.engine.models.executor import LoadedModel, Model
 from workers.engine.sequence import Sequence
 from workers.engine.tree import DraftTree
 from workers.engine.verifier import Verdict
@@ -80,6 +80,8 @@ REGISTRY = {
     "medusa": "workers.engine.speculators.medusa:MedusaSpeculator",
     "eagle": "workers.engine.speculators.eagle:EagleSpeculator",
 }
+"""Classes with `create(context)`. Those of `SCORERS` have `check(config, target)` as well: it raises what `create`
+would, as far as files tell, and loads no weights."""
 
 
 def make_speculators(context: SpeculatorContext) -> dict[str, Speculator]:
@@ -87,7 +89,18 @@ def make_speculators(context: SpeculatorContext) -> dict[str, Speculator]:
     return {method: make_speculator(method, context) for method in context.config.speculation.methods}
 
 
+def check_speculators(config: EngineConfig, target: Model) -> None:
+    """Raise what `make_speculators` would raise, as far as files tell. Heads or a layer on the hub are downloaded."""
+    for method in config.speculation.methods:
+        if method in SCORERS:
+            _class(method).check(config, target)
+
+
 def make_speculator(method: str, context: SpeculatorContext) -> Speculator:
-    module, _, name = REGISTRY[method].partition(":")
-    speculator: Speculator = getattr(import_module(module), name).create(context)
+    speculator: Speculator = _class(method).create(context)
     return speculator
+
+
+def _class(method: str) -> Any:
+    module, _, name = REGISTRY[method].partition(":")
+    return getattr(import_module(module), name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from workers.engine.models.executor import LoadedModel
+from workers.engine.models.executor import Model
 from workers.engine.tokenizer import Piece
 
 MAPPED_FROM = 0.5
@@ -62,7 +62,7 @@ class Spelling:
 class VocabularyMap:
     """From the target's tokens to the draft's, and from the draft's logits to the target's."""
 
-    def __init__(self, target: LoadedModel, draft: LoadedModel) -> None:
+    def __init__(self, target: Model, draft: Model) -> None:
         self.target = Spelling(target.tokenizer.pieces())
         self.draft = Spelling(draft.tokenizer.pieces())
         self._width = target.executor.vocab_size

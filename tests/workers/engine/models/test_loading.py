@@ -16,7 +16,7 @@ from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.engine.models import sources
 from workers.engine.models.loading import load_draft, load_model, load_tokenizer
-from workers.engine.models.pretrained import resolve_device
+from workers.engine.models.outline import resolve_device
 from workers.engine.models.trial import Trial
 
 

@@ -1,0 +1,182 @@
+"""What the files of a checkpoint say before any weights load: sizes, kinds, context length, tokenizer."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from workers.engine.attention.backend import resolve_attention
+from workers.engine.batch import Batch
+from workers.engine.config import EngineConfig
+from workers.engine.errors import InvalidConfig, UnsupportedModel
+from workers.engine.kv_cache import CacheShape, KVCache
+from workers.engine.models.checks import check_config, context_limit
+from workers.engine.models.executor import ModelOutput
+from workers.engine.models.fused import covers
+from workers.engine.models.gguf_copy import converted
+from workers.engine.models.quantised import check_quantisable
+from workers.engine.models.skipping import SkipSet
+from workers.engine.models.sources import Source, quiet
+from workers.engine.tokenizer import HuggingFaceTokenizer, TextTokenizer
+
+CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+class Outline:
+    """`Model` of a checkpoint whose weights are not loaded; each fact is read when it is asked for.
+
+    Raises `UnsupportedModel` or `InvalidConfig` for what the config alone shows to be impossible.
+    """
+
+    def __init__(self, source: Source, config: EngineConfig, max_model_len: int | None, *, int8: bool = False) -> None:
+        self.name = source.name
+        self.device = resolve_device(config.device)
+        self.config = read(AutoConfig, source, config.trust_remote_code)
+        """transformers' config of the model."""
+        self.max_model_len = context_limit(self.config, self.name, max_model_len)
+        check_config(self.config, _model_class(self.config, source), self.name, self.max_model_len)
+        self._source = source
+        self._engine = config
+        self._int8 = int8
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        return HuggingFaceTokenizer(self._tokenizer, _eos_token_ids(self._source, self._tokenizer, self.config))
+
+    @cached_property
+    def vocabulary(self) -> str:
+        vocabulary = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
+        return blake2b(repr(vocabulary).encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Of the weights as they are loaded: downloads those of a hub model, and converts a GGUF file."""
+        source = converted(self._source)
+        source.fetch_weights()
+        return source.content_hash()
+
+    @cached_property
+    def executor(self) -> UnloadedExecutor:
+        """Raises `UnsupportedModel` where the attention backend or int8 layers cannot run this model."""
+        skeleton = self._skeleton()
+        resolve_attention(self._engine.attention, self.device, skeleton.dtype)
+        if self._int8:
+            check_quantisable(skeleton, self.name, self.device)
+        kind = UnloadedFusedExecutor if covers(skeleton, self.device) else UnloadedExecutor
+        return kind(skeleton, self.device, self.max_model_len)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return read(AutoTokenizer, self._source, self._engine.trust_remote_code)
+
+    def _skeleton(self) -> Any:
+        """The transformers model without weights, in the precision that it will have."""
+        dtype = self.config.dtype if self._engine.dtype == "auto" else self._engine.dtype
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or torch.float32
+        if self._source.is_gguf or (self.device.type == "cpu" and dtype not in CPU_DTYPES):
+            dtype = torch.float32
+        with quiet(), torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                self.config, dtype=dtype, trust_remote_code=self._engine.trust_remote_code
+            )
+
+
+def read_tokenizer(source: Source, trust_remote_code: bool) -> TextTokenizer:
+    """The tokenizer of a model that need not be one which can run."""
+    tokenizer = read(AutoTokenizer, source, trust_remote_code)
+    return HuggingFaceTokenizer(
+        tokenizer, _eos_token_ids(source, tokenizer, read(AutoConfig, source, trust_remote_code))
+    )
+
+
+def _eos_token_ids(source: Source, tokenizer: Any, model_config: Any) -> frozenset[int]:
+    """Ids that end a text, by any of generation config, model config and tokenizer."""
+    found: list[Any] = [tokenizer.eos_token_id, model_config.eos_token_id]
+    if (source.path / "generation_config.json").is_file():
+        found.append(read(GenerationConfig, source, False).eos_token_id)
+    ids: set[int] = set()
+    for value in found:
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(ids)
+
+
+class UnloadedExecutor:
+    """`Executor` of a model without weights: sizes to plan with. Running it raises `NotImplementedError`."""
+
+    weight_bytes = 0
+
+    def __init__(self, skeleton: Any, device: torch.device, max_model_len: int) -> None:
+        config = skeleton.config
+        heads = int(config.num_attention_heads)
+        self.cache_shape = CacheShape(
+            config.num_hidden_layers,
+            int(getattr(config, "num_key_value_heads", None) or heads),
+            int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+            skeleton.dtype,
+            device,
+            config.hidden_size,
+        )
+        self.vocab_size = int(skeleton.get_output_embeddings().weight.shape[0])
+        self.max_model_len = max_model_len
+
+    def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
+        raise NotImplementedError("no weights are loaded")
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("no weights are loaded")
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("no weights are loaded")
+
+
+class UnloadedFusedExecutor(UnloadedExecutor):
+    """Of a model that will run on the fused executor, which can leave sublayers out."""
+
+    def forward_skipping(self, batch: Batch, cache: KVCache, skip: SkipSet) -> ModelOutput:
+        raise NotImplementedError("no weights are loaded")
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device that an option names; "auto" is CUDA where there is one. Raises `InvalidConfig`."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidConfig(f"device {name!r}: {str(error).partition(chr(10))[0]}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidConfig(f"device must be auto, cpu or cuda, got {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig(f"device {name!r}: torch {torch.__version__} sees no CUDA device")
+    return device
+
+
+def read(loader: Any, source: Source, trust_remote_code: bool) -> Any:
+    """Config or tokenizer, by the class `loader`, from a directory or the metadata of a GGUF file.
+
+    Raises `UnsupportedModel`.
+    """
+    place: Path = source.path
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if source.is_gguf:
+        place, options = place.parent, {**options, "gguf_file": place.name}
+    try:
+        with quiet():
+            return loader.from_pretrained(place, local_files_only=True, **options)
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"{source.name}: {error}") from error
+
+
+def _model_class(model_config: Any, source: Source) -> Any:
+    if "AutoModelForCausalLM" in getattr(model_config, "auto_map", {}):
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        return get_class_from_dynamic_module(model_config.auto_map["AutoModelForCausalLM"], source.path)
+    if type(model_config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModel(f"{source.name} ({model_config.model_type}) is not a causal language model")
+    return AutoModelForCausalLM._model_mapping[type(model_config)]

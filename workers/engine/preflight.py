@@ -1,0 +1,33 @@
+"""Before an engine starts: whether it could, and which requests it would refuse. Reads files, loads no weights."""
+
+from __future__ import annotations
+
+from workers.engine.batcher import check_request, context_length
+from workers.engine.config import EngineConfig
+from workers.engine.models.loading import outline_model
+from workers.engine.request import Request
+from workers.engine.speculators.speculator import check_speculators
+from workers.engine.tokenizer import TextTokenizer
+
+
+class Preflight:
+    """What an engine of this configuration would be.
+
+    Raises what starting one would raise, as far as files tell: `ModelNotFound`, `UnsupportedModel`, `InvalidConfig`.
+    A hub model's config and tokenizer are downloaded, and heads or a draft layer; for method `self` with a calibrated
+    skip set, which belongs to certain weights, the target's weights as well.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._target = outline_model(config)
+        self.max_model_len = context_length(config, self._target.executor)
+        check_speculators(config, self._target)
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self._target.tokenizer
+
+    def check(self, request: Request) -> None:
+        """Raise the `EngineError` with which the engine would refuse the request."""
+        check_request(request, self._config, self._target.executor)
