@@ -1,4 +1,4 @@
-"""`run --dry-run`: what would be asked, how long prompts are, how the work would be cut. Loads the tokenizer only."""
+"""`run --dry-run`: what would be asked, how long prompts are, how the work would be cut. Loads no weights."""
 
 from __future__ import annotations
 
@@ -8,23 +8,38 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from runner.prompt_rows import NO_LIMIT, job_settings
+from runner.prompt_rows import job_settings
 from runner.spec import JobSpec
 from runner.tables import console, print_fields, print_json, print_rows
 from scheduler.dataset import Dataset, inspect
 from scheduler.planning import default_chunk_rows, plan_chunks
-from workers.prepare import Preparer, RejectedRow
+from workers.engine.config import SCORERS, SpeculationConfig
+from workers.engine.errors import EngineError
+from workers.prepare import PreparedRow, Preparer, RejectedRow
 from workers.prompts import PromptRenderer
 from workers.rows import Row, read_chunk
 
 if TYPE_CHECKING:
-    from workers.engine.tokenizer import TextTokenizer
+    from workers.engine.preflight import Preflight
 
 SHOWN_PROMPTS = 3
 SAMPLED_ROWS = 2000
 SAMPLED_PLACES = 20
 """The sampled rows come from this many places, spread evenly over the dataset."""
 BAR_WIDTH = 40
+
+METHOD_OPTIONS = {
+    "ngram": ("ngram_min", "ngram_max"),
+    "suffix": ("suffix_depth", "suffix_factor", "suffix_min_probability"),
+    "draft_model": ("draft", "draft_dtype", "vocabulary"),
+    "medusa": ("draft", "draft_dtype"),
+    "eagle": ("draft", "draft_dtype"),
+    "self": ("skip", "exit_layer", "skip_file"),
+}
+TREE_OPTIONS = ("tree_width", "tree_nodes", "tree_paths")
+"""Of the methods that score tokens."""
+DRAFT_OPTIONS = ("max_draft_tokens", "policy", "verify")
+"""Of every method that drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +55,29 @@ class DryRun:
 
 
 def show_dry_run(spec: JobSpec, *, as_json: bool) -> None:
-    """Inspect, sample and show. Raises what `inspect` and loading the tokenizer raise."""
-    from workers.engine.models.loading import load_tokenizer
+    """Inspect, sample and show. Raises what `inspect` and `Preflight` raise: what would keep the job from running."""
+    from workers.engine.preflight import Preflight
 
     dataset = inspect(spec.input_spec())
-    config = spec.engine_config()
-    result = dry_run(spec, dataset, load_tokenizer(config.target, trust_remote_code=config.trust_remote_code))
+    result = dry_run(spec, dataset, Preflight(spec.engine_config()))
     if as_json:
         print_json({field: getattr(result, field) for field in DryRun.__dataclass_fields__})
     else:
         _show(result)
 
 
-def dry_run(spec: JobSpec, dataset: Dataset, tokenizer: TextTokenizer) -> DryRun:
-    """Prepare a sample of the dataset exactly as a worker would."""
+def dry_run(spec: JobSpec, dataset: Dataset, engine: Preflight) -> DryRun:
+    """Prepare a sample of the dataset exactly as a worker would, and refuse what its engine would refuse."""
     settings = job_settings(spec, dataset)
-    preparer = Preparer(settings, tokenizer, settings.engine.max_model_len or NO_LIMIT)
-    renderer = PromptRenderer(settings, tokenizer)
+    preparer = Preparer(settings, engine.tokenizer, engine.max_model_len)
+    renderer = PromptRenderer(settings, engine.tokenizer)
     prompts: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     histogram: Counter[int] = Counter()
     sampled = 0
     for rows in _sampled_rows(dataset):
         sampled += len(rows)
-        for prepared in preparer.prepare(rows):
+        for prepared in (_admitted(row, engine, spec.seed) for row in preparer.prepare(rows)):
             row = prepared.row
             if isinstance(prepared, RejectedRow):
                 rejected.append(
@@ -75,10 +89,24 @@ def dry_run(spec: JobSpec, dataset: Dataset, tokenizer: TextTokenizer) -> DryRun
                 prompts.append(
                     {"row_index": row.index, "num_tokens": len(prepared.token_ids), "text": renderer.render(row.text)}
                 )
-    return DryRun(_plan(spec, dataset), prompts, sampled, dict(sorted(histogram.items())), rejected)
+    plan = _plan(spec, dataset, engine.max_model_len)
+    return DryRun(plan, prompts, sampled, dict(sorted(histogram.items())), rejected)
 
 
-def _plan(spec: JobSpec, dataset: Dataset) -> dict[str, Any]:
+def _admitted(prepared: PreparedRow | RejectedRow, engine: Preflight, job_seed: int) -> PreparedRow | RejectedRow:
+    """A prepared row as it is, or as what the engine would make of it."""
+    if isinstance(prepared, RejectedRow):
+        return prepared
+    try:
+        # The samples of a row differ in their seeds alone.
+        for request in prepared.requests((), (0,), job_seed, ""):
+            engine.check(request)
+    except EngineError as error:
+        return RejectedRow(prepared.row, error.code, str(error))
+    return prepared
+
+
+def _plan(spec: JobSpec, dataset: Dataset, max_model_len: int) -> dict[str, Any]:
     return {
         "job": spec.name,
         "files": len(dataset.files),
@@ -89,8 +117,25 @@ def _plan(spec: JobSpec, dataset: Dataset) -> dict[str, Any]:
         "chunks": sum(1 for _ in plan_chunks(dataset, spec.chunk_rows)),
         "output tokens at most": dataset.num_rows * spec.sampling["n"] * spec.sampling["max_tokens"],
         "target": spec.engine["target"],
-        "method": spec.engine["speculation"]["method"],
+        "context, tokens": max_model_len,
+        **_speculation(spec.engine_config().speculation),
     }
+
+
+def _speculation(config: SpeculationConfig) -> dict[str, Any]:
+    """The methods, and those of their options that say something."""
+    methods = config.methods
+    options = [option for method in methods for option in METHOD_OPTIONS.get(method, ())]
+    if set(methods) & set(SCORERS):
+        options += TREE_OPTIONS
+    if methods != ("none",):
+        options += DRAFT_OPTIONS
+    values = {
+        "method": config.method,
+        "row_methods": config.row_methods,
+        **{name: getattr(config, name) for name in options},
+    }
+    return {name.replace("_", " "): value for name, value in values.items() if value not in (None, ())}
 
 
 def _sampled_rows(dataset: Dataset) -> Iterator[list[Row]]:

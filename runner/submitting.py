@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.models import require_models
 from runner.spec import JobSpec, default_spec
 from runner.tables import note
 from scheduler.dataset import inspect
@@ -31,11 +30,14 @@ def warn_if_lossy(spec: JobSpec) -> None:
 def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: bool = False) -> Submission:
     """Inspect the input and record the job, or find the one that it repeats.
 
-    `models_here`: this machine will run it, so its models must be found as well. Raises `InvalidInput`, `InvalidJob`,
-    `ModelNotFound`, `InvalidConfig`, `SpecChanged`, `InputChanged` or `WrongState`, each naming what is wrong.
+    `models_here`: this machine will run it, so its models must be found and fit each other as well; paths of a job for
+    other machines mean nothing here. Raises `InvalidInput`, `InvalidJob`, `SpecChanged`, `InputChanged`, `WrongState`,
+    and with `models_here` what `Preflight` raises, each naming what is wrong.
     """
     dataset = inspect(spec.input_spec())
     warn_if_lossy(spec)
     if models_here:
-        require_models(spec)
+        from workers.engine.preflight import Preflight
+
+        Preflight(spec.engine_config())
     return submit(store, spec.to_dict(), dataset, new=new, defaults=default_spec())
