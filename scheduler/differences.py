@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scheduler.errors import Difference
+from storage.files import shown_size, shown_versions
 from storage.records import InputFile
 
 UNSET = "(not set)"
@@ -61,9 +62,9 @@ def _file(was: InputFile, now: InputFile) -> Iterator[Difference]:
     if was.row_groups != now.row_groups:
         yield Difference(f"{was.path}: rows", _rows(was), _rows(now))
     if was.size != now.size:
-        yield Difference(f"{was.path}: size", f"{was.size} bytes", f"{now.size} bytes")
+        yield Difference(f"{was.path}: size", shown_size(was.size), shown_size(now.size))
     elif was.modified != now.modified:
-        yield Difference(f"{was.path}: modified", was.modified, now.modified)
+        yield Difference(f"{was.path}: modified", *shown_versions(was.path, was.modified, now.modified))
 
 
 def _schema(was: InputFile, now: InputFile) -> Iterator[Difference]:
@@ -76,7 +77,8 @@ def _schema(was: InputFile, now: InputFile) -> Iterator[Difference]:
 
 
 def _rows(file: InputFile) -> str:
-    return f"{file.num_rows} rows in {len(file.row_groups)} row groups"
+    groups = len(file.row_groups)
+    return f"{file.num_rows:,} rows in {groups:,} row group{'' if groups == 1 else 's'}"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

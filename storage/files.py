@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import glob
+import re
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,35 @@ def stat(path: str) -> tuple[int, str]:
         raise InputNotFound(f"there is no file {path}") from error
     version = next((info[key] for key in ("ETag", "etag", "mtime", "LastModified", "created") if info.get(key)), "")
     return int(info["size"]), str(version)
+
+
+def shown_versions(path: str, was: str, now: str) -> tuple[str, str]:
+    """Two versions of a file, as `stat` gives them, for a reader: times in UTC, with as many digits of the second as
+    tell them apart; an etag as it is."""
+    times = _nanoseconds(path, was), _nanoseconds(path, now)
+    if times[0] is None or times[1] is None:
+        return was, now
+    texts = [(_utc(times[0], digits), _utc(times[1], digits)) for digits in (0, 3, 6, 9)]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
+
+
+def _nanoseconds(path: str, version: str) -> int | None:
+    """The time that a version is: fsspec gives it in seconds, with a fraction; None for an etag."""
+    if not is_url(path):
+        return int(version)
+    return int(Decimal(version) * 10**9) if re.fullmatch(r"\d+\.\d+", version) else None
+
+
+def _utc(nanoseconds: int, digits: int) -> str:
+    """`2025-01-02 03:04:05.123 UTC`, cut off after so many digits of the second."""
+    seconds, fraction = divmod(nanoseconds, 10**9)
+    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    return f"{time:%Y-%m-%d %H:%M:%S}" + (f".{fraction:09}"[: digits + 1] if digits else "") + " UTC"
+
+
+def shown_size(num_bytes: int) -> str:
+    """`1,234 bytes`: exact, since two sizes may differ by one."""
+    return f"{num_bytes:,} bytes"
 
 
 def arrow_filesystem(path: str) -> tuple[pafs.FileSystem, str]:

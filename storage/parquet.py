@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.errors import InputChanged, InputNotFound, NotParquet
-from storage.files import arrow_filesystem
+from storage.files import arrow_filesystem, is_url, shown_size, shown_versions
 from storage.files import list_files as list_files
 from storage.files import stat as stat
 from storage.records import InputFile
@@ -83,14 +83,15 @@ def require_unchanged(file: InputFile) -> None:
         now = read_metadata(file.path)
     except (InputNotFound, NotParquet) as error:
         raise InputChanged(f"input file {file.path} changed since the job was submitted: {error}") from error
+    version = "version" if is_url(file.path) else "modification time"
     differences = [
         f"its {name} was {was} and is {is_now}"
         for name, was, is_now in (
-            ("size", file.size, now.size),
+            ("size", shown_size(file.size), shown_size(now.size)),
             ("number of rows", file.num_rows, now.num_rows),
             ("schema", file.schema.replace("\n", ", "), schema_text(now.schema).replace("\n", ", ")),
             ("row groups", file.row_groups, now.row_groups),
-            ("version (mtime or etag)", file.modified, now.modified),
+            (version, *shown_versions(file.path, file.modified, now.modified)),
         )
         if was != is_now
     ]

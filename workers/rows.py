@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage.errors import InputChanged, InputNotFound, NotParquet
+from storage.files import shown_size, shown_versions
 from storage.parquet import read_rows, stat
 from storage.records import Chunk, InputFile, InputSpec
 from workers.errors import BadRow, UnreadableInput
@@ -56,9 +57,10 @@ def read_chunk(file: InputFile, chunk: Chunk, input_spec: InputSpec) -> Iterator
 def _require_same_version(file: InputFile) -> None:
     now = stat(file.path)
     if now != (file.size, file.modified):
+        was_version, is_version = shown_versions(file.path, file.modified, now[1])
         raise UnreadableInput(
-            f"{file.path} changed since the job was submitted: its size and version were "
-            f"{file.size} and {file.modified}, and are {now[0]} and {now[1]}"
+            f"{file.path} changed since the job was submitted: it was {shown_size(file.size)}, version {was_version},"
+            f" and is {shown_size(now[0])}, version {is_version}"
         )
 
 

@@ -149,13 +149,13 @@ def test_changed_input_is_refused_file_by_file(store: Store, prompts: Path) -> N
     fields = {difference.field for difference in caught.value.differences}
     assert f"{prompts}: rows" in fields
     assert str(prompts.parent / "second.parquet") in fields
-    assert "100 rows in 1 row groups -> 90 rows in 1 row groups" in str(caught.value)
+    assert "100 rows in 1 row group -> 90 rows in 1 row group" in str(caught.value)
 
 
 def test_a_touched_file_counts_as_changed(store: Store, prompts: Path) -> None:
     submitted(store, prompts)
     os.utime(prompts, ns=(1, 1))
-    with pytest.raises(InputChanged, match=r"prompts\.parquet: modified: "):
+    with pytest.raises(InputChanged, match=r"prompts\.parquet: modified: 20.* UTC -> 1970-01-01 00:00:00 UTC"):
         submitted(store, prompts)
 
 

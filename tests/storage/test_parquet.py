@@ -12,6 +12,7 @@ import pytest
 
 from storage import parquet
 from storage.errors import InputChanged, InputNotFound, NotParquet
+from storage.files import shown_versions
 
 
 def write(path: Path, num_rows: int, *, first: int = 0, group: int = 10, **columns: Any) -> str:
@@ -176,11 +177,28 @@ def test_nested_messages(tmp_path: Path) -> None:
     assert [row["messages"] for row in read] == messages[7:27]
 
 
+@pytest.mark.parametrize(
+    ("path", "was", "now", "shown"),
+    [
+        ("a", "0", "86400000000000", ("1970-01-01 00:00:00 UTC", "1970-01-02 00:00:00 UTC")),
+        ("a", "1500000000", "1999000000", ("1970-01-01 00:00:01.500 UTC", "1970-01-01 00:00:01.999 UTC")),
+        ("a", "1000001000", "1000002000", ("1970-01-01 00:00:01.000001 UTC", "1970-01-01 00:00:01.000002 UTC")),
+        ("a", "1000000001", "1000000002", ("1970-01-01 00:00:01.000000001 UTC", "1970-01-01 00:00:01.000000002 UTC")),
+        ("a", "-1", "0", ("1969-12-31 23:59:59 UTC", "1970-01-01 00:00:00 UTC")),
+        ("a", "5", "5", ("1970-01-01 00:00:00 UTC", "1970-01-01 00:00:00 UTC")),
+        ("file:///a", "1.5", "1.75", ("1970-01-01 00:00:01.500 UTC", "1970-01-01 00:00:01.750 UTC")),
+        ("s3://b/a", '"0815"', '"0816"', ('"0815"', '"0816"')),
+    ],
+)
+def test_versions_are_shown_as_times_that_differ(path: str, was: str, now: str, shown: tuple[str, str]) -> None:
+    assert shown_versions(path, was, now) == shown
+
+
 def test_changes_are_named(tmp_path: Path) -> None:
     file = parquet.read_metadata(write(tmp_path / "a.parquet", 20)).as_input_file(0, 0)
     parquet.require_unchanged(file)
     os.utime(file.path, ns=(1, 1))
-    with pytest.raises(InputChanged, match=r"a\.parquet.*mtime"):
+    with pytest.raises(InputChanged, match=r"a\.parquet.*modification time was 20.* and is 1970-01-01 00:00:00 UTC"):
         parquet.require_unchanged(file)
     write(tmp_path / "a.parquet", 21, extra=[1.5] * 21)
     with pytest.raises(InputChanged, match=r"number of rows was 20 and is 21.*extra: double"):
