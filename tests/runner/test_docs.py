@@ -17,6 +17,7 @@ from runner.spec_file import read_spec_file
 from storage.query import run_sql
 from storage.store import Store
 from workers.engine.config import EngineConfig, SpeculationConfig
+from workers.engine.models.scripted import Script
 from workers.engine.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +117,17 @@ def test_the_reference_states_the_defaults(config: type) -> None:
             shown = f"{item.default:g}" if isinstance(item.default, float) else str(item.default).lower()
             if item.name not in ("kv_memory",):
                 assert f"| `{item.name}` | `{shown}` |" in text, f"{item.name}: default is {shown}"
+
+
+def test_the_reference_lists_the_options_of_scripted_targets_with_their_defaults() -> None:
+    text = (ROOT / "docs/configuration.md").read_text().split("## Scripted targets\n", 1)[1].split("\n## ", 1)[0]
+    listed = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", text, re.MULTILINE))
+    defaults = {item.name: item.default for item in fields(Script)}
+    assert listed == {name: f"{d:g}" if isinstance(d, int | float) else d or "none" for name, d in defaults.items()}
+    targets = re.findall(r"scripted:[\w=,]*", text)
+    assert len(targets) > 3
+    for target in targets:
+        Script.parse(target)
 
 
 def test_the_example_job_file_is_valid() -> None:
