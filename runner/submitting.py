@@ -8,6 +8,7 @@ from runner.spec import JobSpec, default_spec
 from runner.tables import note
 from scheduler.dataset import inspect
 from scheduler.submission import submit
+from storage.records import JobState
 
 if TYPE_CHECKING:
     from scheduler.submission import Submission
@@ -36,8 +37,14 @@ def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: b
     """
     dataset = inspect(spec.input_spec())
     warn_if_lossy(spec)
-    if models_here:
+    if models_here and not _is_complete(store, spec, new):
         from workers.engine.preflight import Preflight
 
         Preflight(spec.engine_config())
     return submit(store, spec.to_dict(), dataset, new=new, defaults=default_spec())
+
+
+def _is_complete(store: Store, spec: JobSpec, new: bool) -> bool:
+    """Whether the job was run to its end before, so that no model will be loaded for it."""
+    known = None if new or spec.name is None else store.find_job(spec.name)
+    return known is not None and known.state is JobState.COMPLETED

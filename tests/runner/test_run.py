@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from storage.records import ChunkState, JobState
 from storage.store import Store
 from tests.runner.conftest import TARGET, Cli
 from tests.runner.test_spec import MINIMAL
+from tests.workers.engine.models.test_loading import save
+from tests.workers.engine.models.tiny import config_of
 
 WritePrompts = Callable[..., Path]
 
@@ -89,6 +92,15 @@ def test_every_command_states_the_job_s_own_time_and_rate(cli: Cli, prompts: Pat
     assert f"{rate:.1f}" in rerun.stdout
     assert "job j is completed already" in rerun.stderr
     assert "of this run" not in rerun.stdout
+
+
+def test_a_complete_job_is_shown_without_its_models(cli: Cli, prompts: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save(model, config_of("Llama"))
+    arguments = (prompts, "--limit", "1", "--name", "done")
+    first = cli.run(*arguments, target=str(model))
+    shutil.rmtree(model)
+    assert cli.run(*arguments, target=str(model))["id"] == first["id"]
 
 
 def test_a_changed_spec_or_input_is_refused_by_name_and_new_starts_afresh(
