@@ -11,11 +11,11 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from runner.stores import open_store
+from runner.stores import existing_store
 from runner.watching import ALIVE_SECONDS, alive_workers
 from scheduler.errors import BrokerUnavailable
-from storage.errors import StorageError
-from storage.store import Store
+from storage.errors import NoStore, StorageError
+from storage.telemetry import WorkerInfo
 from storage.wire import UnsupportedBroker, redacted
 
 PACKAGES = ("torch", "transformers", "numba", "pyarrow", "sqlalchemy", "celery", "psycopg")
@@ -40,15 +40,7 @@ class Check:
 
 def run_checks(store: str, broker: str | None) -> list[Check]:
     """Every check, in the order of the way that a job takes."""
-    checks = [_python(), *_packages(), _cpu(), _attention(), _disk(store)]
-    try:
-        with open_store(store) as opened:
-            checks += [Check(Level.OK, "store", str(opened.url)), _workers(opened, broker)]
-    except StorageError as error:
-        checks.append(
-            Check(Level.BROKEN, "store", str(error), "see the message; --store or NIGHTDRAFT_STORE names another")
-        )
-    return [*checks, _broker(broker)]
+    return [_python(), *_packages(), _cpu(), _attention(), _disk(store), *_store(store, broker), _broker(broker)]
 
 
 def _python() -> Check:
@@ -118,8 +110,18 @@ def _is_file(store: str) -> bool:
     return "://" not in store or store.startswith("sqlite:///")
 
 
-def _workers(store: Store, broker: str | None) -> Check:
-    alive = alive_workers(store)
+def _store(store: str, broker: str | None) -> list[Check]:
+    """The store and the workers that it knows of; looking sets up none."""
+    try:
+        with existing_store(store) as opened:
+            return [Check(Level.OK, "store", opened.url), _workers(alive_workers(opened), broker)]
+    except NoStore as error:
+        return [Check(Level.OK, "store", str(error)), _workers([], broker)]
+    except StorageError as error:
+        return [Check(Level.BROKEN, "store", str(error), "see the message; --store or NIGHTDRAFT_STORE names another")]
+
+
+def _workers(alive: list[WorkerInfo], broker: str | None) -> Check:
     if alive:
         return Check(Level.OK, "workers", ", ".join(f"{worker.hostname} (pid {worker.pid})" for worker in alive))
     if broker is None:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage.database import sqlite_file
-from storage.errors import InvalidStore
 from storage.store import Store
 
 
@@ -25,11 +23,7 @@ def open_store(value: str) -> Iterator[Store]:
 
 @contextmanager
 def existing_store(value: str) -> Iterator[Store]:
-    """`open_store` for a command that needs a job to be there already: a mistyped file is not set up as a new store."""
-    file = sqlite_file(store_url(value))
-    if file is not None and not file.exists():
-        raise InvalidStore(
-            f"there is no store {file}: --store or NIGHTDRAFT_STORE names it; `run` and `submit` make one"
-        )
-    with open_store(value) as store:
+    """`open_store` for a command that only looks, or needs a job to be there: nothing is set up at a mistyped place.
+    Raises `storage.errors.NoStore` where nothing is."""
+    with Store.open(store_url(value), create=False) as store:
         yield store

@@ -55,13 +55,6 @@ def parse_url(url: str) -> URL:
     return parsed
 
 
-def sqlite_file(url: str) -> Path | None:
-    """The file of an SQLite store; None on a server, or where SQLite itself reads the name as a URI."""
-    parsed = parse_url(url)
-    name = str(parsed.database)
-    return None if parsed.get_backend_name() != "sqlite" or name.startswith("file:") else Path(name)
-
-
 def shown(url: URL) -> str:
     """The URL for messages: without the password."""
     return url.render_as_string(hide_password=True)
@@ -86,6 +79,13 @@ class Database:
     @property
     def is_sqlite(self) -> bool:
         return self.engine.dialect.name == "sqlite"
+
+    @property
+    def has_no_file(self) -> bool:
+        """Whether SQLite would have to create the file: even a look at the database would. (A URI hides its file.)"""
+        name = str(self.url.database)
+        file = Path(name)
+        return self.is_sqlite and not name.startswith("file:") and (not file.exists() or file.stat().st_size == 0)
 
     def read(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(connection, ...)` in one read transaction: a consistent view on SQLite, READ COMMITTED elsewhere."""

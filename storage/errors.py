@@ -12,7 +12,11 @@ class StoreUnavailable(StorageError):
 
 
 class InvalidStore(StorageError):
-    """The store's URL is wrong, or the file that it names is no database or not there."""
+    """The store's URL is wrong, or the file that it names is no database."""
+
+
+class NoStore(InvalidStore):
+    """Nothing is there yet: no file, or a database without a table."""
 
 
 class SchemaOutdated(StorageError):

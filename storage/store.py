@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from storage import chunks, jobs, lifecycle, progress, reading, reaping, results, scheduling, schema, telemetry
 from storage.chunks import Heartbeat
 from storage.database import Database, is_unusable_file, shown
-from storage.errors import InvalidStore, StoreUnavailable
+from storage.errors import InvalidStore, NoStore, StoreUnavailable
 from storage.reading import ErrorGroup
 from storage.reaping import Reaped
 from storage.records import Chunk, ChunkState, InputFile, Job, JobProgress, JobState, Result
@@ -36,22 +36,27 @@ class Store:
 
     def __init__(self, url: str = DEFAULT_URL, *, patience: float = 60.0) -> None:
         """Connect lazily, without a look at the schema. Raises `InvalidStore` for an unusable URL."""
-        self.url = url
         self.database = Database(url, patience=patience)
+        self.url = shown(self.database.url)
+        """For messages: without the password."""
 
     @classmethod
-    def open(cls, url: str = DEFAULT_URL, *, patience: float = 60.0) -> Self:
-        """Connect, setting up a new SQLite file or an empty PostgreSQL database (or schema).
+    def open(cls, url: str = DEFAULT_URL, *, patience: float = 60.0, create: bool = True) -> Self:
+        """Connect, setting up a new SQLite file or an empty PostgreSQL database (or schema) if `create`.
 
-        Raises `InvalidStore` for a URL or a file that is no store, `StoreUnavailable` when the database does not answer
-        and `SchemaOutdated` when it needs an upgrade.
+        Raises `NoStore` where nothing is there and nothing may be set up, `InvalidStore` for a URL or a file that is no
+        store, `StoreUnavailable` when the database does not answer and `SchemaOutdated` when it needs an upgrade.
         """
         store = cls(url, patience=patience)
-        name = shown(store.database.url)
         try:
-            if store._at_once(store.database.read_once, schema.is_empty):
+            if store.database.has_no_file or store._at_once(store.database.read_once, schema.is_empty):
+                if not create:
+                    raise NoStore(
+                        f"there is no store {store.url} yet: `nightdraft run` and `nightdraft submit` make it, --store or"
+                        " NIGHTDRAFT_STORE names another"
+                    )
                 store._at_once(store.database.write_once, schema.upgrade_if_empty)
-            store._at_once(store.database.read_once, schema.require_head, name)
+            store._at_once(store.database.read_once, schema.require_head, store.url)
         except BaseException:
             store.dispose()
             raise
@@ -78,7 +83,7 @@ class Store:
             return run(*args)
         except DBAPIError as error:
             kind = InvalidStore if is_unusable_file(error) else StoreUnavailable
-            raise kind(f"cannot open the store {shown(self.database.url)}: {error.orig}") from error
+            raise kind(f"cannot open the store {self.url}: {error.orig}") from error
 
     # Jobs
 

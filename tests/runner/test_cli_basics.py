@@ -66,7 +66,7 @@ def test_bad_usage_exits_with_2_and_says_what_to_do(arguments: list[str], messag
         ("mysql://host/db", "SQLite or PostgreSQL"),
         ("sqlite:////nowhere/at/all/store.db", "/nowhere/at/all"),
         ("notes.txt", "file is not a database"),
-        ("mistyped.db", "there is no store mistyped.db"),
+        ("mistyped.db", "there is no store sqlite:///mistyped.db yet"),
     ],
 )
 def test_a_store_that_is_none_is_bad_configuration(

@@ -4,12 +4,25 @@ from tests.runner.conftest import Cli
 
 
 def test_a_healthy_machine_without_a_broker(cli: Cli) -> None:
+    cli("db", "upgrade")
     checks = {check["check"]: check for check in cli.json("doctor")}
     assert {check["level"] for check in checks.values()} <= {"ok", "warning"}
     assert "torch" in checks["packages"]["found"]
     assert checks["store"]["found"] == cli.store
     assert "not set" in checks["broker"]["found"]
     assert "python" in cli("doctor").stdout
+
+
+def test_looking_at_a_store_that_is_not_there_creates_nothing(cli: Cli) -> None:
+    (cli.folder / "empty.db").touch()
+    for arguments in ((), ("--store", "empty.db"), ("--store", "other.db")):
+        checks = {check["check"]: check for check in cli.json("doctor", *arguments)}
+        assert checks["store"]["level"] == "ok"
+        assert "there is no store" in checks["store"]["found"]
+        assert "none" in checks["workers"]["found"]
+    assert [(path.name, path.stat().st_size) for path in cli.folder.iterdir()] == [("empty.db", 0)]
+    checks = {check["check"]: check for check in cli.json("doctor", "--store", "no/such/folder/x.db", code=1)}
+    assert "does not exist; create it" in checks["store"]["found"]
 
 
 def test_what_is_broken_is_named_and_exits_with_1(cli: Cli) -> None:

@@ -10,7 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from storage import schema, views
-from storage.errors import InvalidStore, SchemaOutdated, StoreUnavailable
+from storage.errors import InvalidStore, NoStore, SchemaOutdated, StoreUnavailable
 from storage.store import Store
 from storage.tables import metadata
 
@@ -46,6 +46,19 @@ def test_opening_and_upgrading_again_changes_nothing(store_url: str) -> None:
     with Store.open(store_url) as store:
         store.upgrade()
         assert store.list_jobs() == []
+
+
+def test_a_store_that_is_not_there_is_not_set_up_by_looking(store_url: str) -> None:
+    for _ in range(2):
+        with pytest.raises(NoStore, match="there is no store"):
+            Store.open(store_url, create=False)
+    Store.open(store_url).dispose()
+    Store.open(store_url, create=False).dispose()
+
+
+def test_messages_hide_the_password() -> None:
+    with Store("postgresql://me:secret@host/name") as store:
+        assert "secret" not in store.url
 
 
 def test_an_older_schema_is_refused_until_upgraded(store: Store, store_url: str) -> None:
