@@ -18,10 +18,8 @@ from workers.sampling import SamplingMerger
 from workers.settings import JobSettings
 
 if TYPE_CHECKING:
-    from workers.engine.tokenizer import TextTokenizer
+    from workers.engine.models.executor import Model
 
-NO_LIMIT = 2**31
-"""Context length of a model that is not loaded and whose spec names none, tokens."""
 FEW = 16
 """Prompts below which what is measured says more about them than about the data they stand for."""
 
@@ -53,14 +51,13 @@ class Prompts:
 def prepared_prompts(spec: JobSpec) -> Prompts:
     """The first `input.limit` rows, without those that would become errors; notes say how many, and when few are left.
 
-    Loads the target's tokenizer only. Raises `UsageError` when no row is left, and what `inspect` and loading raise.
+    Loads no weights. Raises `UsageError` when no row is left, and what `inspect` and `outline_model` raise.
     """
-    from workers.engine.models.loading import load_tokenizer
+    from workers.engine.models.loading import outline_model
 
-    config = spec.engine_config()
     dataset = inspect(spec.input_spec())
-    tokenizer = load_tokenizer(config.target, trust_remote_code=config.trust_remote_code)
-    prepared = list(_prepared(spec, dataset, tokenizer))
+    target = outline_model(spec.engine_config())
+    prepared = list(_prepared(spec, dataset, target))
     rejected = [row for row in prepared if isinstance(row, RejectedRow)]
     prompts = [row.token_ids for row in prepared if isinstance(row, PreparedRow)]
     first = f"; the first: {rejected[0].code}, {rejected[0].message}" if rejected else ""
@@ -70,13 +67,15 @@ def prepared_prompts(spec: JobSpec) -> Prompts:
         note(f"{len(rejected)} of {len(prepared)} rows are left out, since they would become errors{first}")
     if len(prompts) < FEW:
         note(f"measured on {len(prompts)} prompts only: for a figure to go by, give at least {FEW} (rows, --limit)")
-    params = SamplingMerger(spec.sampling, spec.sampling["n"], tokenizer).merge(None)
+    params = SamplingMerger(spec.sampling, spec.sampling["n"], target.tokenizer).merge(None)
     return Prompts(prompts, replace(params, seed=spec.seed if params.seed is None else params.seed))
 
 
-def _prepared(spec: JobSpec, dataset: Dataset, tokenizer: TextTokenizer) -> Iterator[PreparedRow | RejectedRow]:
+def _prepared(spec: JobSpec, dataset: Dataset, target: Model) -> Iterator[PreparedRow | RejectedRow]:
+    from workers.engine.batcher import context_length
+
     settings = job_settings(spec, dataset)
-    preparer = Preparer(settings, tokenizer, settings.engine.max_model_len or NO_LIMIT)
+    preparer = Preparer(settings, target.tokenizer, context_length(settings.engine, target.executor))
     for rows in _rows(dataset):
         yield from preparer.prepare(rows)
 

@@ -50,6 +50,13 @@ def test_rows_that_cannot_run_are_left_out_with_a_note(cli: Cli, prompts: Path, 
     assert "none of the 2 rows" in cli("check-draft", str(empty), *arguments, code=2).stderr
 
 
+def test_a_prompt_longer_than_the_models_context_is_left_out(cli: Cli, write_prompts: WritePrompts, llama: str) -> None:
+    path = write_prompts(["one two three", "word " * 500])
+    result = cli("check-draft", str(path), "--target", llama, "--method", "ngram", "--max-tokens", "24", "--batch", "1")
+    assert "1 of 2 rows are left out" in result.stderr
+    assert "prompt_too_long" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

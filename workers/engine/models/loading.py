@@ -10,7 +10,6 @@ from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig
 from workers.engine.models import scripted
 from workers.engine.models.executor import LoadedModel, Model
-from workers.engine.tokenizer import ByteTokenizer, TextTokenizer
 
 _Model = TypeVar("_Model", bound=Model)
 
@@ -55,17 +54,6 @@ def _draft(config: EngineConfig, target: _Model, open_model: Callable[..., _Mode
         raise InvalidConfig(f"draft {name}: a scripted model has no weights, so draft_dtype {dtype} means nothing")
     int8 = dtype == "int8"
     return open_model(name, config if int8 else replace(config, dtype=dtype), None, int8=int8)
-
-
-def load_tokenizer(target: str, *, trust_remote_code: bool = False) -> TextTokenizer:
-    """The tokenizer alone, without weights. Raises `ModelNotFound`."""
-    if target.startswith(scripted.PREFIX):
-        return ByteTokenizer(scripted.Script.parse(target).vocab)
-    from workers.engine.models.gguf_copy import described
-    from workers.engine.models.outline import read_tokenizer
-    from workers.engine.models.sources import resolve
-
-    return read_tokenizer(described(resolve(target)), trust_remote_code)
 
 
 def _load(target: str, config: EngineConfig, max_model_len: int | None, *, int8: bool = False) -> LoadedModel:

@@ -86,14 +86,6 @@ class Outline:
             )
 
 
-def read_tokenizer(source: Source, trust_remote_code: bool) -> TextTokenizer:
-    """The tokenizer of a model that need not be one which can run."""
-    tokenizer = read(AutoTokenizer, source, trust_remote_code)
-    return HuggingFaceTokenizer(
-        tokenizer, _eos_token_ids(source, tokenizer, read(AutoConfig, source, trust_remote_code))
-    )
-
-
 def _eos_token_ids(source: Source, tokenizer: Any, model_config: Any) -> frozenset[int]:
     """Ids that end a text, by any of generation config, model config and tokenizer."""
     found: list[Any] = [tokenizer.eos_token_id, model_config.eos_token_id]

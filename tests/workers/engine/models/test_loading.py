@@ -15,7 +15,7 @@ from tests.workers.engine.models.tiny import build, config_of, prompt
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.engine.models import sources
-from workers.engine.models.loading import load_draft, load_model, load_tokenizer
+from workers.engine.models.loading import load_draft, load_model, outline_model
 from workers.engine.models.outline import resolve_device
 from workers.engine.models.trial import Trial
 
@@ -75,15 +75,18 @@ def test_the_checkpoints_dtype_is_kept_except_float16_on_the_cpu(tmp_path: Path)
 def test_eos_ids_come_from_every_config(tmp_path: Path) -> None:
     target = save(tmp_path, config_of("Llama", eos_token_id=5))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
-    assert load_tokenizer(target).eos_token_ids == {2, 5, 7, 8}
+    assert outline_model(EngineConfig(target=target)).tokenizer.eos_token_ids == {2, 5, 7, 8}
 
 
-def test_the_tokenizer_loads_without_weights(tmp_path: Path) -> None:
-    target = save(tmp_path, config_of("Llama"))
+def test_an_outline_reads_no_weights_but_wants_them_there(tmp_path: Path) -> None:
+    config = EngineConfig(target=save(tmp_path, config_of("Llama")))
+    (tmp_path / "model.safetensors").write_bytes(b"not a tensor in sight")
+    tokenizer = outline_model(config).tokenizer
+    assert tokenizer.decode(tokenizer.encode("night")) == "night"
     (tmp_path / "model.safetensors").unlink()
-    assert load_tokenizer(target).decode(load_tokenizer(target).encode("night")) == "night"
-    with pytest.raises(ModelNotFound, match=r"no \.safetensors file in"):
-        load_model(EngineConfig(target=target))
+    for open_model in (outline_model, load_model):
+        with pytest.raises(ModelNotFound, match=r"no \.safetensors file in"):
+            open_model(config)
 
 
 def test_problems_show_before_weights_load(tmp_path: Path) -> None:
@@ -113,10 +116,10 @@ def test_models_that_are_not_there(target: str, message: str, monkeypatch: pytes
 
 def test_directories_and_files_that_hold_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"has no config\.json"):
-        load_tokenizer(str(tmp_path))
+        load_model(EngineConfig(target=str(tmp_path)))
     (tmp_path / "model.bin").touch()
     with pytest.raises(ModelNotFound, match=r"must be a \.gguf file"):
-        load_tokenizer(str(tmp_path / "model.bin"))
+        load_model(EngineConfig(target=str(tmp_path / "model.bin")))
 
 
 def test_an_alias_without_its_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +164,7 @@ def test_a_draft_shares_the_targets_weights_or_brings_its_own(tmp_path: Path, ll
 
 def test_scripted_models_need_no_files() -> None:
     assert load_model(EngineConfig(target="scripted:seed=1")).name == "scripted:seed=1"
-    assert load_tokenizer("scripted:vocab=300").vocab_size == 300
+    assert load_model(EngineConfig(target="scripted:vocab=300")).tokenizer.vocab_size == 300
 
 
 def test_devices_that_are_not_there_are_refused() -> None:

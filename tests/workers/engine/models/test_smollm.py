@@ -13,7 +13,7 @@ from workers.engine.batch import Feed
 from workers.engine.config import EngineConfig
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.gguf_copy import converted
-from workers.engine.models.loading import load_model, load_tokenizer
+from workers.engine.models.loading import load_model, outline_model
 from workers.engine.models.sources import Source
 from workers.engine.models.trial import Trial
 from workers.engine.tree import DraftTree
@@ -31,8 +31,8 @@ def loaded(request: pytest.FixtureRequest, demo_model: Source) -> LoadedModel:
 
 def test_the_alias_is_the_gguf_file_of_the_package(demo_model: Source) -> None:
     assert demo_model.is_gguf
-    by_path = load_tokenizer(str(demo_model.path))
-    assert by_path.encode("Hello, wörld 🌍") == load_tokenizer(ALIAS).encode("Hello, wörld 🌍")
+    by_path, by_alias = (outline_model(EngineConfig(target=name)).tokenizer for name in (str(demo_model.path), ALIAS))
+    assert by_path.encode("Hello, wörld 🌍") == by_alias.encode("Hello, wörld 🌍")
     assert by_path.eos_token_ids == {2}
     assert by_path.render(CHATS[0]).endswith("<|im_start|>assistant\n")
 
