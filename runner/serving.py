@@ -39,6 +39,8 @@ def run_scheduler(store: str, broker: str) -> int:
     from scheduler.service import Scheduler
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    # What Alembic tells at that level (its plugins, its dialect) is for those who write migrations.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
     async def serve(scheduler: Scheduler) -> None:
         async with anyio.create_task_group() as group:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from storage import views
 from storage.errors import SchemaOutdated
+
+log = logging.getLogger(__name__)
 
 HEAD = "0001"
 """The revision that this version needs: the newest one in storage/migrations/versions."""
@@ -39,6 +42,7 @@ def upgrade(connection: sa.Connection) -> None:
     if revision == HEAD:
         return
     _require_known(revision)
+    log.info("setting the store up" if revision is None else f"upgrading the store from schema revision {revision}")
     views.drop(connection)
     _migrate(connection)
     views.create(connection)

@@ -52,8 +52,8 @@ class Store:
             if store.database.has_no_file or store._at_once(store.database.read_once, schema.is_empty):
                 if not create:
                     raise NoStore(
-                        f"there is no store {store.url} yet: `nightdraft run` and `nightdraft submit` make it, --store or"
-                        " NIGHTDRAFT_STORE names another"
+                        f"there is no store {store.url} yet: `nightdraft run` and `nightdraft submit` make it,"
+                        " --store or NIGHTDRAFT_STORE names another"
                     )
                 store._at_once(store.database.write_once, schema.upgrade_if_empty)
             store._at_once(store.database.read_once, schema.require_head, store.url)

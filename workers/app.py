@@ -7,10 +7,12 @@ import os
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
+from celery.platforms import SecurityWarning
 from celery.signals import worker_shutting_down
 
 from storage.store import Store
@@ -74,7 +76,10 @@ def run_worker(
         drain = _Drain(worker)
         worker_shutting_down.connect(drain)
         try:
-            controller = _controller(app, concurrency, loglevel)
+            with warnings.catch_warnings():
+                # Meant for workers that accept pickle; this one takes JSON only, and has no --uid, which it advises.
+                warnings.simplefilter("ignore", SecurityWarning)
+                controller = _controller(app, concurrency, loglevel)
             logger.info("worker %s: broker %s, %d chunks at a time", worker.id, redacted(broker_url), concurrency)
             controller.start()
             return int(controller.exitcode or 0)
