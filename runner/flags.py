@@ -68,7 +68,7 @@ def _set(flags: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
         try:
             parsed = load_yaml(value)
         except SpecError as error:
-            raise SpecError(f"--set {key}: {error}") from error
+            raise SpecError(*(f"--set {key}: {problem}" for problem in error.problems)) from error
         except yaml.YAMLError as error:
             raise UsageError(f"--set {key}: {value!r} is not a YAML value: {error}") from error
         for part in reversed(key.split(".")):

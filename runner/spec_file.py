@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,37 +31,53 @@ def read_spec_file(path: str | Path) -> dict[str, Any]:
 
 
 def load_yaml(text: str) -> Any:
-    """The YAML value. Raises `yaml.YAMLError`, and `SpecError` for a key that a mapping has twice."""
-    return yaml.load(text, _UniqueKeyLoader)
+    """The YAML value. Raises `yaml.YAMLError`, and `SpecError` that names every key that a mapping has twice."""
+    loader = _UniqueKeyLoader(text)
+    try:
+        value = loader.get_single_data()
+    finally:
+        loader.dispose()
+    if loader.repeated:
+        raise SpecError(*loader.repeated)
+    return value
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML forbids a key that is there twice; PyYAML takes the last one."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.repeated: list[str] = []
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if (key.tag, str(key.value)) in seen:
-                raise SpecError(f"key {key.value!r} is there twice, again in line {key.start_mark.line + 1}")
+                self.repeated.append(f"key {key.value!r} is there twice, again in line {key.start_mark.line + 1}")
             seen.add((key.tag, str(key.value)))
         return node
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise SpecError(f"key {key!r} is there twice in one object")
-        found[key] = value
-    return found
+def _load_json(text: str) -> Any:
+    repeated: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(key for key, _ in pairs)
+        repeated.extend(f"key {key!r} is there twice in one object" for key, count in counts.items() if count > 1)
+        return dict(pairs)
+
+    value = json.loads(text, object_pairs_hook=unique)
+    if repeated:
+        raise SpecError(*repeated)
+    return value
 
 
 def _parse(file: Path, text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys) if file.suffix == ".json" else load_yaml(text)
+        return _load_json(text) if file.suffix == ".json" else load_yaml(text)
     except SpecError as error:
-        raise SpecError(f"{file}: {error}") from error
+        raise SpecError(*(f"{file}: {problem}" for problem in error.problems)) from error
     except json.JSONDecodeError as error:
         raise SpecError(f"{file} is not JSON: {error}") from error
     except yaml.YAMLError as error:
