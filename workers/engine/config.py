@@ -92,8 +92,8 @@ class SpeculationConfig:
     """Fixed tree: (0, 2) is the third-best child of the best child. The parent of every path is a path too."""
     policy: str = "threshold"
     """fixed: always max_draft_tokens; threshold: lengthen and shorten by the recent acceptance rate, 0 included."""
-    raise_above: float = 0.8
-    lower_below: float = 0.4
+    raise_above: float = 0.6
+    lower_below: float = 0.3
     ngram_min: int = 2
     """Shortest suffix that counts as a match, tokens."""
     ngram_max: int = 5

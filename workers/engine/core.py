@@ -161,8 +161,8 @@ class EngineCore:
 
     def _learn(self, emitting: Seq[Feed], verdicts: Seq[Verdict]) -> None:
         self.speculator.update(verdicts)
-        for feed, verdict in zip(emitting, verdicts, strict=True):
-            self.controller.observe(verdict, max(feed.tree.depths(), default=0))
+        for verdict in verdicts:
+            self.controller.observe(verdict)
 
     def _retire_finished(self, verdicts: Seq[Verdict]) -> list[Completion]:
         now = time.monotonic()

@@ -28,6 +28,8 @@ class Verdict:
     emitted: int
     path: tuple[int, ...]
     """Accepted nodes, root side first; emitted = len(path) + 1, the last token being the bonus."""
+    reached: int
+    """Levels of the draft that were put to the test: those of the path, and the one that was rejected, if any."""
 
 
 class Verifier(Protocol):
@@ -104,7 +106,7 @@ class Descent:
         trimmed = sum(depth > self.emitted for depth in tree.depths()) if seq.finished else 0
         accepted = len(self._path)
         seq.stats.count_step(drafted=len(tree), accepted=accepted, trimmed=trimmed, reached=self._reached)
-        return Verdict(seq, self.emitted, tuple(self._path))
+        return Verdict(seq, self.emitted, tuple(self._path), self._reached)
 
 
 def descents_of(feeds: Seq[Feed], offsets: Seq[int]) -> list[Descent]:
