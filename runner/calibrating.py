@@ -77,7 +77,7 @@ def _self(wanted: Wanted) -> dict[str, Any]:
         wanted.prompts.token_ids,
         answer_tokens=wanted.prompts.params.max_tokens,
         temperature=wanted.prompts.params.temperature,
-        max_draft_tokens=wanted.config.speculation.max_draft_tokens,
+        max_draft_tokens=wanted.config.speculation.depth,
         batch=wanted.batch or 1,
         progress=_report,
     )

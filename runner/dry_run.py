@@ -135,6 +135,8 @@ def _speculation(config: SpeculationConfig) -> dict[str, Any]:
         "row_methods": config.row_methods,
         **{name: getattr(config, name) for name in options},
     }
+    if "max_draft_tokens" in values and "medusa" not in methods:
+        values["max_draft_tokens"] = config.depth
     return {name.replace("_", " "): value for name, value in values.items() if value not in (None, ())}
 
 

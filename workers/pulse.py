@@ -83,7 +83,8 @@ def record_what_runs(store: Store, job_id: str, host: EngineHost) -> None:
     """Note the models and the speculators that work on a job; once while the engine serves that job."""
     if host.job_id == job_id:
         return
-    report, speculation = host.engine.report, asdict(host.config.speculation)
+    report = host.engine.report
+    speculation = report["speculator"]
     parameters = {key: value for key, value in asdict(host.config).items() if key != "speculation"}
     target = host.config.target
     store.record_model(job_id, "target", target, report["content_hash"], parameters=parameters, report=report)

@@ -93,7 +93,7 @@ def run(
         int | None,
         typer.Option(
             "--max-draft-tokens",
-            help=described("Depth of the draft", SpeculationConfig, "max_draft_tokens"),
+            help=described("Depth of the draft (default: 4, or the heads)", SpeculationConfig, "max_draft_tokens"),
             rich_help_panel=SPECULATION,
         ),
     ] = None,

@@ -74,7 +74,7 @@ class FakeEngine:
         self.script = script
         self.tokenizer = FakeTokenizer(script.has_chat_template)
         self.max_model_len = script.max_model_len
-        self.report: dict[str, Any] = {"name": "fake", "content_hash": "0"}
+        self.report: dict[str, Any] = {"name": "fake", "content_hash": "0", "speculator": {"verify": "exact"}}
         self.in_flight = 0
 
     def snapshot(self) -> EngineSnapshot:

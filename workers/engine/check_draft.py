@@ -173,7 +173,7 @@ class _Bench:
         step = median(second for timing in plain for second in timing.steps)
         whole = median(second for timing in drafting for second in timing.steps)
         draft = median(second for timing in drafting for second in timing.drafting)
-        levels = self._speculation.max_draft_tokens
+        levels = self._drafting.config.speculation.depth
         speeds = [
             (after.tokens / after.seconds) / (before.tokens / before.seconds)
             for before, after in zip(plain, drafting, strict=True)

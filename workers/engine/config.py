@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workers.engine.errors import InvalidConfig
 from workers.engine.options import Range, not_among, out_of_range, wrong_types
@@ -26,6 +26,7 @@ POLICIES = ("fixed", "threshold")
 MAX_TREE_WIDTH, MAX_TREE_NODES = 16, 256
 DYNAMIC_WIDTH, DYNAMIC_NODES = 4, 16
 """Tree of medusa and eagle where none is set. EAGLE-2 takes 10 and 60 at batch size 1."""
+DEFAULT_DEPTH = 4
 
 _CHOICES = {
     "method": METHODS,
@@ -81,8 +82,8 @@ class SpeculationConfig:
     skip_file: str | None = None
     """self: where `nightdraft calibrate` put the skip set. Without skip, exit_layer and skip_file the one that was
     calibrated for the target on this machine is taken."""
-    max_draft_tokens: int = 4
-    """Depth of the draft: tokens along one path."""
+    max_draft_tokens: int | None = None
+    """Depth of the draft: tokens along one path. None: as deep as tree_paths, or as medusa's heads; otherwise 4."""
     tree_width: int | None = None
     """Candidates per level; 1 is a chain. None: a chain with draft_model; with medusa the tree that was calibrated for
     its heads, if there is one; otherwise a dynamic tree."""
@@ -118,6 +119,15 @@ class SpeculationConfig:
         return tuple(dict.fromkeys((self.method, *self.row_methods)))
 
     @property
+    def depth(self) -> int:
+        """Tokens along one path, as far as the options tell: heads of medusa may decide otherwise (`settled`)."""
+        return self.max_draft_tokens or max(map(len, self.tree_paths), default=DEFAULT_DEPTH)
+
+    def settled(self, depth: int | None) -> SpeculationConfig:
+        """With max_draft_tokens set: to `depth`, that of the loaded draft, where the options leave it to that."""
+        return replace(self, max_draft_tokens=self.max_draft_tokens or depth or self.depth)
+
+    @property
     def has_tree(self) -> bool:
         """Whether the shape of the drafts is set here, and not left to the method."""
         return self.tree_width is not None or self.tree_nodes is not None or bool(self.tree_paths)
@@ -133,7 +143,7 @@ class SpeculationConfig:
         width = self.tree_width or 1
         if self.verify == "rejection" and width > 1:
             # A beam drops drawn candidates by how they were drawn, which biases the output: take fixed ranks instead.
-            return TreeShape.comb(width, self.max_draft_tokens)
+            return TreeShape.comb(width, self.depth)
         return TreeShape(width)
 
     @property
@@ -217,7 +227,7 @@ class SpeculationConfig:
         if len(paths) > MAX_TREE_NODES or max(map(max, filter(None, paths)), default=0) >= MAX_TREE_WIDTH:
             yield f"tree_paths holds at most {MAX_TREE_NODES} paths with ranks below {MAX_TREE_WIDTH}"
             return
-        if max(map(len, paths)) > self.max_draft_tokens:
+        if max(map(len, paths)) > (self.max_draft_tokens or MAX_TREE_NODES):
             yield f"tree_paths is {max(map(len, paths))} tokens deep, but max_draft_tokens is {self.max_draft_tokens}"
         try:
             TreeShape(paths=paths)

@@ -34,7 +34,7 @@ class FixedController:
     """Always the same length. A draft never reaches past the end: the bonus is the last token that may be emitted."""
 
     def __init__(self, config: SpeculationConfig) -> None:
-        self._length = config.max_draft_tokens
+        self._length = config.depth
 
     def plan(self, seqs: Seq[Sequence]) -> list[int]:
         return [max(0, min(self._length, seq.num_remaining - 1)) for seq in seqs]
@@ -100,8 +100,8 @@ class ThresholdController:
         """Where the sequences before it ended up, roughly."""
         rate = self._method_rate(seq)
         if rate > self._config.raise_above:
-            return self._config.max_draft_tokens
-        return 1 if rate < self._config.lower_below else (self._config.max_draft_tokens + 1) // 2
+            return self._config.depth
+        return 1 if rate < self._config.lower_below else (self._config.depth + 1) // 2
 
     def _method_rate(self, seq: Sequence) -> float:
         return self._methods[seq.request.method].rate(self._middle)
@@ -120,7 +120,7 @@ class ThresholdController:
             return
         rate = drafting.counts.rate(self._method_rate(verdict.seq))
         if rate > self._config.raise_above:
-            drafting.length = min(drafting.length + 1, self._config.max_draft_tokens)
+            drafting.length = min(drafting.length + 1, self._config.depth)
         elif rate < self._config.lower_below:
             drafting.length -= 1
             drafting.idle = 0

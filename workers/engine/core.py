@@ -44,7 +44,6 @@ class EngineCore:
         model: LoadedModel | None = None,
         make: Callable[[SpeculatorContext], Mapping[str, Speculator]] = make_speculators,
     ) -> None:
-        self.config = config
         self.model = model or load_model(config)
         executor = self.model.executor
         self.max_model_len = context_length(config, executor)
@@ -52,6 +51,7 @@ class EngineCore:
             executor.cache_shape, pool_blocks(config, executor), config.block_size, prefix_reuse=config.prefix_reuse
         )
         self.speculator = MixedSpeculator(make(SpeculatorContext(config, self.model, self.cache)))
+        self.config = config = replace(config, speculation=config.speculation.settled(self.speculator.depth))
         self.cache.keep_hidden(self.speculator.hidden_layers)
         self.controller: Controller = make_controller(config.speculation)
         self.verifier: Verifier = make_verifier(config.speculation)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from workers.engine.config import EngineConfig, SpeculationConfig
-from workers.engine.errors import InvalidConfig
+from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.kv_cache import FINAL, KVCache
 from workers.engine.models.executor import Model
 from workers.engine.sampler import RowContext
@@ -18,7 +18,7 @@ from workers.engine.speculators.drawing import DraftNoise, draft_noise_of, draw_
 from workers.engine.speculators.features import require_features
 from workers.engine.speculators.growth import TreeGrowth
 from workers.engine.speculators.medusa_heads import MedusaHeads
-from workers.engine.speculators.medusa_tree import read_tree
+from workers.engine.speculators.medusa_tree import TREE_FILE, read_tree
 from workers.engine.speculators.precision import Precision, Unread, choose_precision
 from workers.engine.speculators.speculator import LoadedDraft, SpeculatorContext
 from workers.engine.tree import EMPTY, DraftTree
@@ -43,6 +43,7 @@ class MedusaSpeculator:
         draft: LoadedDraft | None = None,
     ) -> None:
         self.draft = draft
+        self.depth = shape.max_depth or len(heads)
         self._heads = heads
         self._target_cache = target_cache
         self._shape = shape
@@ -115,18 +116,37 @@ class MedusaSpeculator:
 
 
 def _open(speculation: SpeculationConfig, target: Model, precision: Precision) -> tuple[MedusaHeads, TreeShape]:
-    """The heads and the tree of their candidates. Raises what does not fit the target or the configuration."""
+    """The heads and the tree of their candidates, as deep as there are heads where the options do not say.
+
+    Raises what does not fit the target or the configuration.
+    """
     assert speculation.draft is not None
     require_features(target, "medusa")
     files = open_draft(speculation.draft)
     executor = target.executor
     heads = MedusaHeads.load(files, executor.cache_shape.hidden_size, executor.vocab_size, precision)
-    if speculation.max_draft_tokens > len(heads):
-        raise InvalidConfig(
-            f"max_draft_tokens is {speculation.max_draft_tokens}, but {speculation.draft} has {len(heads)} heads, "
-            f"one for each token: set it to {len(heads)} or less"
+    _check_depth(speculation, len(heads))
+    shape = _shape(speculation.settled(len(heads)), files.path)
+    if (shape.max_depth or 0) > len(heads):
+        raise UnsupportedModel(
+            f"{files.path / TREE_FILE}: the tree is {shape.max_depth} tokens deep, but there are {len(heads)} heads: "
+            "calibrate it again for these heads, or remove it"
         )
-    return heads, _shape(speculation, files.path)
+    return heads, shape
+
+
+def _check_depth(speculation: SpeculationConfig, num_heads: int) -> None:
+    """Every token along a path needs a head; what is not set takes what there is."""
+    if speculation.max_draft_tokens is not None:
+        asked = f"max_draft_tokens is {speculation.depth}"
+    elif speculation.tree_paths:
+        asked = f"tree_paths is {speculation.depth} tokens deep"
+    else:
+        return
+    if speculation.depth > num_heads:
+        raise InvalidConfig(
+            f"{asked}, but {speculation.draft} has {num_heads} heads, one for each token: take {num_heads} or less"
+        )
 
 
 def _shape(speculation: SpeculationConfig, directory: Path) -> TreeShape:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from workers.engine.sequence import Sequence
-from workers.engine.speculators.speculator import Drafter, LoadedDraft, Speculator
+from workers.engine.speculators.speculator import Bounded, Drafter, LoadedDraft, Speculator
 from workers.engine.tree import EMPTY, DraftTree
 from workers.engine.verifier import Verdict
 
@@ -28,6 +28,11 @@ class MixedSpeculator:
         """What was loaded beside the target: by one speculator at most, as the options of a draft are shared."""
         drafts = (speculator.draft for speculator in self._speculators.values() if isinstance(speculator, Drafter))
         return next(filter(None, drafts), None)
+
+    @property
+    def depth(self) -> int | None:
+        """Of the draft that decides it, if there is one."""
+        return next((one.depth for one in self._speculators.values() if isinstance(one, Bounded)), None)
 
     def max_nodes(self, length: int) -> int:
         return max(speculator.max_nodes(length) for speculator in self._speculators.values())

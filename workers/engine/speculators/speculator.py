@@ -61,6 +61,14 @@ class Drafter(Protocol):
     def draft(self) -> LoadedDraft | None: ...
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """A speculator whose draft decides how deep its trees get, where the options do not."""
+
+    @property
+    def depth(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculatorContext:
     """What a speculator may need to be made."""

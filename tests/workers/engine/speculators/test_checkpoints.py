@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import engine as scripted_engine
+from tests.workers.engine.helpers import run
 from tests.workers.engine.models.tiny import VOCAB
 from tests.workers.engine.speculators.drafts import (
     HIDDEN,
@@ -25,15 +27,18 @@ from tests.workers.engine.speculators.drafts import (
     write_heads,
 )
 from tests.workers.engine.speculators.test_forward import AUX, FEATURES, INPUT_NORM, NORMS, Run
-from workers.engine import EngineConfig, EngineCore, SpeculationConfig
+from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.attention.backend import load_attention
 from workers.engine.batch import Feed
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
+from workers.engine.sequence import Sequence
 from workers.engine.speculators.checkpoint import open_draft
 from workers.engine.speculators.eagle_checkpoint import open_eagle
 from workers.engine.speculators.eagle_model import EagleModel, build_eagle
 from workers.engine.speculators.medusa_heads import MedusaHeads, save_heads
+from workers.engine.speculators.medusa_tree import calibrate_tree, write_tree
 from workers.engine.speculators.precision import Precision
+from workers.engine.tree import DraftTree
 
 Tensors = dict[str, torch.Tensor]
 
@@ -116,13 +121,6 @@ def test_drafts_that_are_not_there(tmp_path: Path) -> None:
         load_heads(tmp_path)
 
 
-def test_no_more_tokens_than_heads(tmp_path: Path) -> None:
-    draft = write_heads(tmp_path, random_heads(3))
-    speculation = SpeculationConfig(method="medusa", draft=draft, max_draft_tokens=4)
-    with pytest.raises(InvalidConfig, match="has 3 heads, one for each token: set it to 3 or less"):
-        EngineCore(EngineConfig(target="tiny", kv_blocks=8, speculation=speculation), model=tiny_target())
-
-
 # EAGLE ---------------------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +189,13 @@ REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "eagle1 with a bias to come": (
         {**LAYER, "bias": True}, eagle1_tensors(bias=False), r"tensor fc\.bias \[48\] is missing"
     ),
+    "eagle1 with a bias to come, by SafeAILab's default": (
+        LAYER, eagle1_tensors(bias=False), r"tensor fc\.bias \[48\] is missing"
+    ),
+    "the library's eagle1 with a bias to come": (
+        {"speculators_model_type": "eagle", "transformer_layer_config": LAYER, "fusion_bias": True},
+        eagle1_tensors(bias=False), r"tensor fc\.bias \[48\] is missing"
+    ),
 }  # fmt: skip
 
 
@@ -202,7 +207,9 @@ def test_draft_layers_that_do_not_fit(name: str, tmp_path: Path) -> None:
 
 
 def test_the_library_s_eagle1_layout(tmp_path: Path) -> None:
-    """fusion_fc and transformer are other names of the same tensors."""
+    """fusion_fc and transformer are other names of the same tensors; there is no bias unless the config says so."""
+    plain = {"speculators_model_type": "eagle", "transformer_layer_config": LAYER}
+    assert load_eagle(tmp_path / "plain", plain, eagle1_tensors(bias=False), tiny_target().executor).config.version == 1
     ours = eagle1_tensors()
     renamed = {
         key.replace("fc.", "fusion_fc.").replace("layers.0.", "transformer."): tensor for key, tensor in ours.items()
@@ -222,7 +229,14 @@ def test_the_library_s_eagle1_layout(tmp_path: Path) -> None:
 
 def test_a_target_that_cannot_lend_is_named(tmp_path: Path) -> None:
     """The scripted model has hidden states, but no matrices."""
-    config = {**LAYER, "hidden_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
+    config = {
+        **LAYER,
+        "hidden_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "bias": False,
+    }
     tensors = {key: torch.zeros(shape) for key, shape in {
         "fc.weight": (8, 16), "layers.0.self_attn.q_proj.weight": (8, 8), "layers.0.self_attn.k_proj.weight": (8, 8),
         "layers.0.self_attn.v_proj.weight": (8, 8), "layers.0.self_attn.o_proj.weight": (8, 8),
@@ -232,6 +246,83 @@ def test_a_target_that_cannot_lend_is_named(tmp_path: Path) -> None:
     draft = write_eagle(tmp_path, config, tensors)
     with pytest.raises(UnsupportedModel, match=r"embed_tokens\.weight is missing, and ScriptedExecutor cannot lend"):
         scripted_engine(speculation=SpeculationConfig(method="eagle", draft=draft))
+
+
+# Depth ---------------------------------------------------------------------------------------------------------------
+
+
+def paths_of(depth: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((0,) * level for level in range(1, depth + 1))
+
+
+def medusa_core(heads: int, directory: Path, **options: Any) -> EngineCore:
+    draft = write_heads(directory, random_heads(heads))
+    speculation = SpeculationConfig(method="medusa", draft=draft, policy="fixed", **options)
+    return EngineCore(EngineConfig("tiny", speculation=speculation, kv_blocks=60), model=tiny_target())
+
+
+def deepest(core: EngineCore) -> int:
+    """Depth of the deepest tree that an answer was drafted with."""
+    depths: list[int] = []
+    propose = core.speculator.propose
+
+    def watched(seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
+        trees = propose(seqs, lengths)
+        depths.extend(max(tree.depths(), default=0) for tree in trees)
+        return trees
+
+    core.speculator.propose = watched  # type: ignore[method-assign]
+    run(core, [Request(0, [5, 6, 7], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))])
+    return max(depths)
+
+
+@pytest.mark.parametrize(
+    ("heads", "options", "depth"),
+    [
+        (2, {}, 2),
+        (5, {}, 5),
+        (5, {"tree_width": 1}, 5),
+        (5, {"tree_width": 2, "verify": "rejection"}, 5),
+        (5, {"max_draft_tokens": 3}, 3),
+        (5, {"tree_paths": paths_of(5)}, 5),
+        (5, {"tree_paths": paths_of(2)}, 2),
+        (5, {"row_methods": ("self",), "exit_layer": 1}, 5),
+    ],
+    ids=str,
+)
+def test_drafts_are_as_deep_as_the_heads_unless_the_options_say_otherwise(
+    heads: int, options: dict[str, Any], depth: int, tmp_path: Path
+) -> None:
+    core = medusa_core(heads, tmp_path, **options)
+    assert core.report()["speculator"]["max_draft_tokens"] == depth
+    assert deepest(core) == depth
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_draft_tokens": 3}, "max_draft_tokens is 3, but .* has 2 heads, one for each token: take 2 or less"),
+        ({"tree_paths": paths_of(3)}, "tree_paths is 3 tokens deep, but .* has 2 heads"),
+    ],
+    ids=str,
+)
+def test_more_tokens_than_heads_are_refused_to_those_who_ask_for_them(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        medusa_core(2, tmp_path, **options)
+
+
+@pytest.mark.parametrize(("options", "depth"), [({}, 5), ({"max_draft_tokens": 2}, 2), ({"tree_width": 1}, 6)])
+def test_a_calibrated_tree_is_drafted_whole(options: dict[str, Any], depth: int, tmp_path: Path) -> None:
+    write_tree(tmp_path, calibrate_tree([(0,) * 5], 9))
+    assert deepest(medusa_core(6, tmp_path, **options)) == depth
+
+
+def test_a_calibrated_tree_of_more_heads_is_refused(tmp_path: Path) -> None:
+    write_tree(tmp_path, calibrate_tree([(0, 0, 0)], 9))
+    with pytest.raises(UnsupportedModel, match=r"medusa_tree\.json: the tree is 3 tokens deep, but there are 2 heads"):
+        medusa_core(2, tmp_path)
 
 
 # Options -------------------------------------------------------------------------------------------------------------
@@ -252,6 +343,15 @@ def test_a_target_that_cannot_lend_is_named(tmp_path: Path) -> None:
         ({"method": "eagle", "draft": "d", "tree_paths": [0, 1]}, "must be a list of lists"),
         ({"method": "eagle", "draft": "d", "tree_paths": [["a"]]}, "must be a list of lists"),
         ({"method": "eagle", "draft": "d", "tree_paths": ((0,), (0, 0)), "max_draft_tokens": 1}, "2 tokens deep"),
+        (
+            {
+                "method": "self",
+                "exit_layer": 1,
+                "tree_paths": tuple((0,) * n for n in range(1, 6)),
+                "max_draft_tokens": 4,
+            },
+            "5 tokens deep",
+        ),
         ({"method": "eagle", "draft": "d", "tree_nodes": 9, "verify": "rejection"}, "cannot take a dynamic tree"),
         ({"method": "eagle", "draft": "d", "tree_paths": ((0,),), "verify": "block"}, "takes chains, not trees"),
     ],
