@@ -96,12 +96,17 @@ def _parse(files: DraftFiles, tensors: Tensors, target: CacheShape, target_vocab
         draft_vocab=int(raw.get("draft_vocab_size") or target_vocab) if version == 3 else target_vocab,
         target_vocab=target_vocab,
         head_norms=kind is not None and layer.model_type == "qwen3",
-        fc_bias=bool(raw.get("fusion_bias") or raw.get("bias")) if version == 1 else False,
+        fc_bias=version == 1 and _fc_bias(raw),
         **{name: version == 3 and bool(raw.get(name)) for name in VARIANTS},
     )
     if config.norm_before_fc and config.fc_norm:
         _refuse(files, "norm_before_fc and fc_norm exclude each other")
     return config
+
+
+def _fc_bias(raw: Mapping[str, Any]) -> bool:
+    """SafeAILab's layers have a bias unless their config denies it; the library's only if theirs says so."""
+    return bool(raw.get("fusion_bias") if "speculators_model_type" in raw else raw.get("bias", True))
 
 
 VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
