@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import ExitCode, UsageError
 from runner.prompt_rows import prepared_prompts
 from runner.spec import JobSpec
-from runner.tables import format_bytes, note, print_fields, print_json, print_rows
+from runner.tables import counted, format_bytes, format_value, note, print_fields, print_json, print_rows
 
 if TYPE_CHECKING:
-    from workers.engine.check_draft import DraftReport
+    from workers.engine.check_draft import AcceptanceCounts, DraftReport
 
 DEFAULT_BATCHES = (1, 4, 16)
 
@@ -31,6 +31,12 @@ def check_draft(spec: JobSpec, *, batches: Sequence[int] | None, as_json: bool) 
     report = measure(
         config, prompts.token_ids, tuple(batches or DEFAULT_BATCHES), prompts.params.max_tokens, params=prompts.params
     )
+    for batch in report.batches:
+        if batch.batch > report.counts.prompts:
+            note(
+                f"batch {batch.batch} holds more sequences than there are prompts ({report.counts.prompts}): they are "
+                "repeated to time it, and counted once; give more (rows, --limit) to time it as a job would run"
+            )
     if as_json:
         print_json(_as_json(report))
     else:
@@ -42,61 +48,115 @@ def check_draft(spec: JobSpec, *, batches: Sequence[int] | None, as_json: bool) 
 
 
 def _as_json(report: DraftReport) -> dict[str, Any]:
-    failed = [rule.name for rule in report.failed_rules]
-    return {**asdict(report), "acceptance": report.acceptance, "failed_rules": failed}
+    """The report flat, with what is derived from its counts."""
+    found, counts = asdict(report), report.counts
+    return {
+        **found.pop("counts"),
+        **found,
+        "tested": counts.tested,
+        "acceptance": counts.acceptance,
+        "survival": counts.survival,
+        "mean_acceptance_length": counts.mean_acceptance_length,
+        "failed_rules": [rule.name for rule in report.failed_rules],
+        "undecided_rules": [rule.name for rule in report.undecided_rules],
+    }
 
 
 def _show(report: DraftReport) -> None:
     print_fields(_fields(report), title=f"{report.method} on {report.target}")
-    acceptance = zip(report.reached, report.accepted, report.acceptance, strict=True)
-    positions = [(position, *counts) for position, counts in enumerate(acceptance, start=1)]
     print_rows(
-        ("position", "reached", "accepted", "acceptance"), positions, title="acceptance by position in the draft"
+        ("position", "reached", "accepted", "acceptance", "95 % interval", "of all steps"),
+        _positions(report.counts),
+        title="acceptance by position in the draft",
     )
     print_rows(
         (
             "batch",
+            "plain steps",
+            "draft steps",
             "plain step, ms",
             "draft pass, ms",
             "verify step, ms",
             "speed ratio",
+            "tokens per step",
             "predicted speedup",
             "measured",
         ),
         [
             (
                 batch.batch,
+                batch.plain_steps,
+                batch.drafting_steps,
                 1e3 * batch.plain_step,
                 1e3 * batch.draft_pass,
                 1e3 * batch.verify_step,
                 batch.speed_ratio,
+                batch.tokens_per_step,
                 batch.predicted_speedup,
                 batch.measured_speedup,
             )
             for batch in report.batches
         ],
-        title="by batch size",
+        title="by batch size, timed while the whole batch decodes",
     )
     print_rows(
-        ("rule of thumb", "wanted", "measured", "holds"),
-        [(rule.name, rule.wanted, rule.measured, rule.holds) for rule in report.rules],
+        ("rule of thumb", "wanted", "measured", "95 % interval", "holds"),
+        [
+            (
+                rule.name,
+                rule.wanted,
+                rule.measured,
+                _interval(rule.interval),
+                "undecided" if rule.holds is None else rule.holds,
+            )
+            for rule in report.rules
+        ],
         title=_verdict(report),
     )
 
 
+def _positions(counts: AcceptanceCounts) -> list[tuple[Any, ...]]:
+    columns = zip(
+        counts.reached,
+        counts.accepted,
+        counts.acceptance,
+        map(_interval, counts.intervals),
+        counts.survival,
+        strict=True,
+    )
+    return [(position, *column) for position, column in enumerate(columns, start=1)]
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
+
+
 def _fields(report: DraftReport) -> dict[str, Any]:
-    weights, kv = report.draft_weight_bytes, report.draft_kv_bytes_per_token
+    counts = report.counts
+    weights, kv, hidden = (
+        report.draft_weight_bytes,
+        report.draft_kv_bytes_per_token,
+        report.draft_hidden_bytes_per_token,
+    )
     return {
         "draft": report.draft,
+        "measured on": f"{counted(counts.prompts, 'prompt')}, {counted(counts.output_tokens, 'output token')}, "
+        f"{counted(counts.steps, 'step')}, of which {format_value(counts.tested)} tested a draft",
         "same tokens as plain decoding": report.identical,
-        "mean acceptance length": report.mean_acceptance_length,
+        "mean acceptance length": counts.mean_acceptance_length,
         "vocabulary": f"{report.vocabulary}, {report.vocabulary_overlap:.0%} in common",
         "weights": f"{format_bytes(weights)} beside the target's {format_bytes(report.target_weight_bytes)}",
         "size ratio": weights / report.target_weight_bytes if report.target_weight_bytes else None,
         "KV per token": f"{format_bytes(kv)} beside the target's {format_bytes(report.target_kv_bytes_per_token)}",
+        "hidden states per token": f"{format_bytes(hidden)} more in the target's KV cache, for the draft to read",
     }
 
 
 def _verdict(report: DraftReport) -> str:
     failed = ", ".join(rule.name for rule in report.failed_rules)
-    return f"rules of thumb that fail: {failed}" if failed else "every rule of thumb holds"
+    undecided = ", ".join(rule.name for rule in report.undecided_rules)
+    parts = [
+        f"rules of thumb that fail: {failed}" if failed else "",
+        f"undecided, give more rows or tokens: {undecided}" if undecided else "",
+    ]
+    return "; ".join(filter(None, parts)) or "every rule of thumb holds"

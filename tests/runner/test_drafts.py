@@ -35,9 +35,29 @@ def test_check_draft_reports_what_makes_a_good_draft(cli: Cli, prompts: Path) ->
     assert report["acceptance"] == [1.0] * 4
     assert [batch["batch"] for batch in report["batches"]] == [2, 1]
     assert "speed" in report["failed_rules"]
-    shown = cli(*arguments).stdout
-    for words in ("same tokens as plain decoding", "size ratio", "acceptance by position", "by batch size", "rules of"):
-        assert words in shown
+    assert (report["prompts"], report["output_tokens"]) == (3, 3 * 24)
+    assert report["output_tokens"] == report["steps"] + sum(report["accepted"])
+    assert [len(interval) for interval in report["intervals"]] == [2] * 4
+    assert report["draft_hidden_bytes_per_token"] == 0
+    result = cli(*arguments)
+    measured = f"3 prompts, 72 output tokens, {report['steps']} steps, of which {report['tested']} tested a draft"
+    words = ("same tokens as plain decoding", "size ratio", "acceptance by position", "95 % interval", "by batch size")
+    for expected in (measured, "hidden states per token", "rules of thumb that fail: speed", *words):
+        assert expected in result.stdout
+    assert "repeated" not in result.stderr
+
+
+def test_check_draft_says_what_too_few_prompts_leave_open(cli: Cli, prompts: Path) -> None:
+    arguments = ("check-draft", str(prompts), "--target", TARGET, "--draft", "target", "--max-tokens", "8")
+    result = cli(*arguments, "--limit", "2", "--batch", "2", "--batch", "5")
+    assert "undecided, give more rows or tokens: acceptance" in result.stdout
+    assert "every rule of thumb holds" not in result.stdout
+    assert "measured on 2 prompts only" in result.stderr
+    notes = [line for line in result.stderr.splitlines() if "repeated to time it, and counted once" in line]
+    assert len(notes) == 1
+    assert notes[0].startswith("batch 5 holds more sequences than there are prompts (2)")
+    found = cli.json(*arguments, "--limit", "2", "--batch", "5")
+    assert (found["undecided_rules"], found["prompts"]) == (["acceptance"], 2)
 
 
 def test_rows_that_cannot_run_are_left_out_with_a_note(cli: Cli, prompts: Path, write_prompts: WritePrompts) -> None:
