@@ -67,7 +67,7 @@ def calibrate_medusa(
 
     core = EngineCore(replace(config, speculation=SpeculationConfig()), model=model, make=make)
     _run(core, prompts, max_tokens)
-    tree = calibrate_tree(recorders[0].rank_tuples, max_nodes)
+    tree = calibrate_tree(recorders[0].answers, max_nodes)
     if not tree.paths:
         raise InvalidConfig(f"{files.name}: the heads were never right on these prompts, or there were none")
     if seconds is None:
@@ -94,18 +94,18 @@ class _RankRecorder(NoSpeculator):
     hidden_layers = (FINAL,)
 
     def __init__(self, heads: MedusaHeads, context: SpeculatorContext) -> None:
-        self.rank_tuples: list[tuple[int, ...]] = []
+        self.answers: list[list[tuple[int, ...]]] = []
         self._heads = heads
         self._cache = context.cache
 
     def update(self, verdicts: Seq[Verdict]) -> None:
         for verdict in verdicts:
             seq = verdict.seq
-            if seq.finished and seq.num_emitted > 1:
+            if seq.finished:
                 # From the state which the first emitted token was drawn from, on to the last one with a token to guess.
                 positions = range(seq.num_prompt - 1, len(seq) - 2)
                 hidden = self._cache.hidden[FINAL][[self._cache.slot(seq, position) for position in positions]]
-                self.rank_tuples.extend(rank_tuples(self._heads, hidden, seq.tokens[seq.num_prompt + 1 :]))
+                self.answers.append(rank_tuples(self._heads, hidden, seq.tokens[seq.num_prompt + 1 :]))
 
 
 @torch.inference_mode()

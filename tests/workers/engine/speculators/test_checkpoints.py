@@ -315,12 +315,12 @@ def test_more_tokens_than_heads_are_refused_to_those_who_ask_for_them(
 
 @pytest.mark.parametrize(("options", "depth"), [({}, 5), ({"max_draft_tokens": 2}, 2), ({"tree_width": 1}, 6)])
 def test_a_calibrated_tree_is_drafted_whole(options: dict[str, Any], depth: int, tmp_path: Path) -> None:
-    write_tree(tmp_path, calibrate_tree([(0,) * 5], 9))
+    write_tree(tmp_path, calibrate_tree([[(0,) * 5]], 9))
     assert deepest(medusa_core(6, tmp_path, **options)) == depth
 
 
 def test_a_calibrated_tree_of_more_heads_is_refused(tmp_path: Path) -> None:
-    write_tree(tmp_path, calibrate_tree([(0, 0, 0)], 9))
+    write_tree(tmp_path, calibrate_tree([[(0, 0, 0)]], 9))
     with pytest.raises(UnsupportedModel, match=r"medusa_tree\.json: the tree is 3 tokens deep, but there are 2 heads"):
         medusa_core(2, tmp_path)
 

@@ -74,7 +74,7 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("drafts")
     heads = chained_heads(tiny_model())
     calibrated = write_heads(folder / "calibrated", heads)
-    write_tree(folder / "calibrated", calibrate_tree([(0, 0, 0), (0, 1), (0, 0, 2), (1, 0), (3,), ()] * 3, 8))
+    write_tree(folder / "calibrated", calibrate_tree([[(0, 0, 0), (0, 1), (0, 0, 2), (1, 0), (3,), ()] * 3], 8))
     library = library3(norm_before_residual=True, fc_norm=True, eagle_aux_hidden_state_layer_ids=[2, 0, 1])
     return {
         "medusa": write_heads(folder / "medusa", heads),

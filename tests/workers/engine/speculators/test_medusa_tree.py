@@ -43,23 +43,38 @@ def test_no_tree_of_the_size_accepts_more(seed: int) -> None:
     tuples = [tuple(rng.choice((0, 0, 1, 2)) for _ in range(rng.randrange(3))) for _ in range(40)]
     everything = sorted({ranks[:depth] for ranks in tuples for depth in range(1, len(ranks) + 1)})
     for size in range(1, 6):
-        tree = calibrate_tree(tuples, size)
+        tree = calibrate_tree([tuples], size)
         gain = sum(accepted(tree.paths, ranks) for ranks in tuples)
         assert gain == max(sum(accepted(other, ranks) for ranks in tuples) for other in trees(everything, size))
-        assert tree.expected_tokens == pytest.approx(1 + gain / len(tuples))
+        assert sum(tree.frequencies) == pytest.approx(gain / len(tuples))
         TreeShape(paths=tree.paths)
 
 
 def test_what_goes_together_is_seen() -> None:
     """Each head is right half of the time: always both or neither, which products of accuracies cannot tell."""
-    tree = calibrate_tree([(0, 0)] * 5 + [(1, 1)] * 5, 4)
+    tree = calibrate_tree([[(0, 0)] * 5 + [(1, 1)] * 5], 4)
     assert set(tree.paths) == {(0,), (1,), (0, 0), (1, 1)}
-    assert tree.expected_tokens == 3.0
+    assert tree.frequencies == (0.5,) * 4
+
+
+def test_a_step_begins_behind_what_the_last_one_missed() -> None:
+    """Three positions of four are easy; every other step begins at the fourth, which is not."""
+    hard, easy = (5,), (0, 0)
+    tree = calibrate_tree([[easy, easy, easy, hard] * 10], 2)
+    assert tree.paths == ((0,), (0, 0))
+    assert 1 + sum(tree.frequencies) == 2.5
+    assert tree.expected_tokens == 41 / 21, "the step of the prompt, ten of three tokens, ten of one"
+
+
+def test_the_end_is_not_drafted() -> None:
+    tree = calibrate_tree([[(0, 0, 0)] * 3, [], [(0,)]], 3)
+    assert tree.expected_tokens == (4 + 1 + 2) / (2 + 1 + 2)
 
 
 def test_the_size_pays_for_its_time() -> None:
-    tree = calibrate_tree([(0, 0)] * 6 + [(1,)] * 3 + [(2,)], 8)
+    tree = calibrate_tree([[ranks] * 3 for ranks in [(0, 0)] * 6 + [(1,)] * 3 + [(2,)]], 8)
     assert tree.frequencies == (0.6, 0.6, 0.3, 0.1)
+    assert [round(40 / tree.cut(size).expected_tokens) for size in range(1, 5)] == [34, 28, 25, 24]
     assert len(fastest_size(tree, dict.fromkeys(range(1, 9), 1.0)).paths) == 4, "verification is free: take all"
     assert len(fastest_size(tree, {1: 1.0, 2: 1.1, 3: 1.4, 4: 2.0}).paths) == 2
     assert fastest_size(tree, {}) == tree
@@ -83,10 +98,10 @@ def test_ranks_are_those_of_the_heads(tmp_path: Path) -> None:
             assert int((logits > logits[following[lost]]).sum()) >= 16
 
 
-def generate(draft: str, **options: object) -> dict[object, Completion]:
+def generate(draft: str, max_tokens: int = 32, context: float = 0.1, **options: object) -> dict[object, Completion]:
     speculation = SpeculationConfig(method="medusa", draft=draft, policy="fixed", **options)  # type: ignore[arg-type]
-    core = EngineCore(EngineConfig(target="tiny", kv_blocks=200, speculation=speculation), model=tiny_target())
-    params = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
+    core = EngineCore(EngineConfig(target="tiny", kv_blocks=200, speculation=speculation), model=tiny_target(context))
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     return run(core, [Request(i, prompt, params) for i, prompt in enumerate(PROMPTS)])
 
 
@@ -105,8 +120,21 @@ def test_a_calibrated_tree_is_found_stored_and_used(tmp_path: Path) -> None:
     calibrated, chain = generate(draft), generate(draft, tree_width=1)
     assert {key: c.token_ids for key, c in calibrated.items()} == {key: c.token_ids for key, c in chain.items()}
     assert tokens_per_step(calibrated) > tokens_per_step(chain)
-    assert tree.expected_tokens == pytest.approx(tokens_per_step(calibrated), rel=0.3)
+    assert tree.expected_tokens == pytest.approx(tokens_per_step(calibrated), rel=1e-9)
     assert max(c.stats.drafted / c.stats.steps for c in calibrated.values()) <= len(tree.paths)
+
+
+@pytest.mark.parametrize(
+    ("max_nodes", "max_tokens", "context"), [(30, 2, 0.1), (1, 40, 0.1), (5, 17, 0.4), (30, 60, 0.1)]
+)
+def test_a_run_yields_what_was_expected(max_nodes: int, max_tokens: int, context: float, tmp_path: Path) -> None:
+    draft = write_heads(tmp_path, chained_heads(tiny_model(), 5))
+    speculation = SpeculationConfig(method="medusa", draft=draft)
+    config = EngineConfig(target="tiny", kv_blocks=200, speculation=speculation)
+    target = tiny_target(context=context)
+    tree = calibrate_medusa(config, PROMPTS, max_tokens=max_tokens, max_nodes=max_nodes, seconds={}, model=target)
+    done = generate(draft, max_tokens, context=context)
+    assert tree.expected_tokens == pytest.approx(tokens_per_step(done), rel=1e-9)
 
 
 def test_calibration_refuses_what_it_cannot_learn_from(tmp_path: Path) -> None:
@@ -135,6 +163,6 @@ def test_a_broken_tree_file_is_refused(content: str, tmp_path: Path) -> None:
 
 
 def test_trees_survive_the_file(tmp_path: Path) -> None:
-    tree = calibrate_tree([(0, 1, 2), (0,), (3, 0)], 10)
+    tree = calibrate_tree([[(0, 1, 2), (0,), (3, 0)]], 10)
     write_tree(tmp_path, tree)
     assert read_tree(tmp_path) == TreeShape(paths=tree.paths)
