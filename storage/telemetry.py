@@ -16,11 +16,13 @@ from storage.tables import engine_samples, models, speculators, workers
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """One reading of an engine's gauges. The token and step counts are totals since the engine started."""
+    """One reading of an engine's gauges. The token and step counts are totals since the engine started, with what
+    running requests have emitted so far, and what aborted and failed ones had."""
 
     worker_id: str
     sampled_at: datetime
     job_id: str | None
+    """What the engine did since the reading before it did for this job, the one that it turned to last."""
     num_running: int
     num_waiting: int
     num_kv_blocks_used: int

@@ -134,7 +134,7 @@ FROM (
         s.num_draft_tokens - lag(s.num_draft_tokens) OVER engine AS num_draft_tokens,
         s.num_accepted_draft_tokens - lag(s.num_accepted_draft_tokens) OVER engine AS num_accepted_draft_tokens
     FROM engine_samples AS s
-    WINDOW engine AS (PARTITION BY s.worker_id, s.job_id ORDER BY s.sampled_at)
+    WINDOW engine AS (PARTITION BY s.worker_id ORDER BY s.sampled_at)
 ) AS q
 WHERE q.num_spec_steps IS NULL OR q.num_spec_steps >= 0""",
     "job_errors": """

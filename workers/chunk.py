@@ -141,7 +141,7 @@ class _Run:
         generation = Generation(settings, chunk, recorded, self._writer, self._check)
         try:
             with hosts.use(settings.engine, self._given_up) as host:
-                record_what_runs(self._store, chunk.job_id, host)
+                record_what_runs(self._store, self._work.worker_id, chunk.job_id, host)
                 generation.run(host, rows)
         except GaveUp:
             self._check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -54,6 +55,8 @@ class EngineHost:
         """Set by the first session that the engine breaks under: nobody should start another on it."""
         self.job_id: str | None = None
         """The job that it worked for last."""
+        self.reading = threading.RLock()
+        """Held while the counters are read and recorded, so that no reading is dated before an older one."""
         self.ready_at: float | None = None
         """When the model was loaded, by the monotonic clock."""
         self._factory = factory

@@ -22,6 +22,8 @@ class EngineHosts:
     they are through, and those that come after it wait behind it, so that nobody starves."""
 
     def __init__(self, factory: EngineFactory = real_engine) -> None:
+        self.before_stop: Callable[[EngineHost], None] = lambda host: None
+        """Called with every engine that was loaded, before it is stopped or replaced, a broken one too."""
         self._factory = factory
         self._changed = threading.Condition()
         self._line: deque[object] = deque()
@@ -58,7 +60,7 @@ class EngineHosts:
         with self._changed:
             slot, self._slot = self._slot, None
         if slot is not None:
-            slot.stop()
+            slot.stop(self.before_stop)
 
     def _enter(self, config: EngineConfig, give_up: Callable[[], bool]) -> _Slot:
         ticket = object()
@@ -81,7 +83,7 @@ class EngineHosts:
     def _join(self, config: EngineConfig) -> _Slot:
         slot = self._slot
         if slot is None or not slot.usable or slot.host.config != config:
-            slot = self._slot = _Slot(EngineHost(config, factory=self._factory), replaces=slot)
+            slot = self._slot = _Slot(EngineHost(config, factory=self._factory), slot, self.before_stop)
         slot.users += 1
         return slot
 
@@ -89,26 +91,29 @@ class EngineHosts:
 class _Slot:
     """An engine host with the threads that use it. Loads in a thread of its own, so that waiting can be given up."""
 
-    def __init__(self, host: EngineHost, replaces: _Slot | None) -> None:
+    def __init__(self, host: EngineHost, replaces: _Slot | None, before_stop: Callable[[EngineHost], None]) -> None:
         self.host = host
         self.users = 0
         self.ready = threading.Event()
         self.error: Exception | None = None
-        threading.Thread(target=self._load, args=(replaces,), name="engine-load", daemon=True).start()
+        threading.Thread(target=self._load, args=(replaces, before_stop), name="engine-load", daemon=True).start()
 
     @property
     def usable(self) -> bool:
         return self.error is None and not self.host.failed
 
-    def stop(self) -> None:
+    def stop(self, before_stop: Callable[[EngineHost], None]) -> None:
         self.ready.wait()
         if self.error is None:
-            self.host.stop()
+            try:
+                before_stop(self.host)
+            finally:
+                self.host.stop()
 
-    def _load(self, replaces: _Slot | None) -> None:
+    def _load(self, replaces: _Slot | None, before_stop: Callable[[EngineHost], None]) -> None:
         try:
             if replaces is not None:
-                _stop_replaced(replaces)
+                _stop_replaced(replaces, before_stop)
             self.host.start()
         except Exception as error:
             self.error = error
@@ -116,9 +121,9 @@ class _Slot:
             self.ready.set()
 
 
-def _stop_replaced(slot: _Slot) -> None:
+def _stop_replaced(slot: _Slot, before_stop: Callable[[EngineHost], None]) -> None:
     """Free the old engine first: two may not fit into memory. One that broke may fail to stop; it is gone as well."""
     try:
-        slot.stop()
+        slot.stop(before_stop)
     except Exception:
         logger.exception("the engine that is being replaced did not stop cleanly")

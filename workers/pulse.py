@@ -30,6 +30,7 @@ class Pulse:
         self._hosts = hosts
         self._worker_id = worker_id
         self._seconds = seconds
+        hosts.before_stop = self._read
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
@@ -49,40 +50,62 @@ class Pulse:
         while True:
             try:
                 self._store.worker_seen(self._worker_id, socket.gethostname(), os.getpid())
-                self._sample()
+                if (host := self._hosts.running) is not None:
+                    read_engine(self._store, self._worker_id, host)
             except STORE_OUT_OF_REACH as error:
                 logger.warning("worker %s could not report: %s", self._worker_id, error)
             if self._done.wait(self._seconds):
                 return
 
-    def _sample(self) -> None:
-        host = self._hosts.running
-        if host is None:
-            return
+    def _read(self, host: EngineHost) -> None:
+        """The last reading of an engine: what it did since the one before would be nowhere otherwise."""
         try:
-            now = host.snapshot()
-        except (EngineFailed, EngineStopped):
-            return  # it is being replaced
-        sample = EngineSample(
-            worker_id=self._worker_id,
-            sampled_at=datetime.now(UTC),
-            job_id=host.job_id,
-            num_running=now.running,
-            num_waiting=now.waiting,
-            num_kv_blocks_used=now.kv_used,
-            num_kv_blocks=now.kv_blocks,
-            num_output_tokens=now.emitted,
-            num_spec_steps=now.steps,
-            num_draft_tokens=now.drafted,
-            num_accepted_draft_tokens=now.accepted,
-        )
-        self._store.write_engine_samples([sample])
+            read_engine(self._store, self._worker_id, host)
+        except STORE_OUT_OF_REACH as error:
+            logger.warning("worker %s could not record its engine's last counts: %s", self._worker_id, error)
 
 
-def record_what_runs(store: Store, job_id: str, host: EngineHost) -> None:
-    """Note the models and the speculators that work on a job; once while the engine serves that job."""
-    if host.job_id == job_id:
+def read_engine(store: Store, worker_id: str, host: EngineHost) -> None:
+    """Record the engine's gauges and totals now; nothing when it has ended."""
+    with host.reading:
+        _read_for(host.job_id, store, worker_id, host)
+
+
+def record_what_runs(store: Store, worker_id: str, job_id: str, host: EngineHost) -> None:
+    """Note that the engine turns to a job, unless it is at it: the models and the speculators that work on it, and a
+    reading that ends the job before and one that begins this one, so that each has its own tokens."""
+    with host.reading:
+        if host.job_id == job_id:
+            return
+        _record(store, job_id, host)
+        if host.job_id is not None:
+            _read_for(host.job_id, store, worker_id, host)
+        _read_for(job_id, store, worker_id, host)
+        host.job_id = job_id
+
+
+def _read_for(job_id: str | None, store: Store, worker_id: str, host: EngineHost) -> None:
+    try:
+        now = host.snapshot()
+    except (EngineFailed, EngineStopped):
         return
+    sample = EngineSample(
+        worker_id=worker_id,
+        sampled_at=datetime.now(UTC),
+        job_id=job_id,
+        num_running=now.running,
+        num_waiting=now.waiting,
+        num_kv_blocks_used=now.kv_used,
+        num_kv_blocks=now.kv_blocks,
+        num_output_tokens=now.emitted,
+        num_spec_steps=now.steps,
+        num_draft_tokens=now.drafted,
+        num_accepted_draft_tokens=now.accepted,
+    )
+    store.write_engine_samples([sample])
+
+
+def _record(store: Store, job_id: str, host: EngineHost) -> None:
     report = host.engine.report
     speculation = report["speculator"]
     parameters = {key: value for key, value in asdict(host.config).items() if key != "speculation"}
@@ -93,4 +116,3 @@ def record_what_runs(store: Store, job_id: str, host: EngineHost) -> None:
         store.record_model(job_id, "draft", draft["name"], draft["content_hash"], parameters=speculation, report=draft)
     for method in host.config.speculation.methods:
         store.record_speculator(job_id, method, speculation["verify"], parameters=speculation)
-    host.job_id = job_id

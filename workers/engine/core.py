@@ -122,6 +122,7 @@ class EngineCore:
         with self._timed("verify"):
             emitting, offsets = _emitting(feeds, batch.logits_offsets)
             verdicts = self.verifier.verify(emitting, output.logits, offsets)
+            self._count(emitting, verdicts)
         with self._timed("commit"):
             self._commit(feeds, verdicts)
             self._learn(emitting, verdicts)
@@ -159,6 +160,15 @@ class EngineCore:
         for verdict in verdicts:
             self.cache.commit(verdict.seq, len(verdict.seq) - 1)
 
+    def _count(self, emitting: Seq[Feed], verdicts: Seq[Verdict]) -> None:
+        """A sequence that fails emits no bonus, so the pass is no step of its."""
+        accepted = sum(len(verdict.path) for verdict in verdicts)
+        self._totals = self._totals.plus(
+            steps=sum(verdict.emitted for verdict in verdicts) - accepted,
+            drafted=sum(len(feed.tree) for feed in emitting),
+            accepted=accepted,
+        )
+
     def _learn(self, emitting: Seq[Feed], verdicts: Seq[Verdict]) -> None:
         self.speculator.update(verdicts)
         for verdict in verdicts:
@@ -182,7 +192,7 @@ class EngineCore:
         del self._sequences[seq.request.id]
         if seq.error is not None:
             return failure(seq.request, seq.error)
-        self._totals.count(seq.stats)
+        self._totals = self._totals.plus(finished=1)
         return completion_of(seq, self.model.tokenizer, self.config.speculation.label(self.speculator.method_of(seq)))
 
     # ------------------------------------------------------------ reporting
@@ -202,7 +212,7 @@ class EngineCore:
         }
 
     def snapshot(self) -> EngineSnapshot:
-        """Load now, and totals over finished requests."""
+        """Load now, and totals up to the last step."""
         return replace(
             self._totals,
             running=len(self.batcher.running),

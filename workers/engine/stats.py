@@ -1,8 +1,8 @@
-"""Acceptance statistics of one request: integers, counted while emitting (DESIGN 4.6)."""
+"""Statistics in integers, counted while emitting: acceptance of one request, and totals of an engine (DESIGN 4.6)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(slots=True)
@@ -46,9 +46,13 @@ def _increment(counts: list[int], index: int) -> None:
     counts[index] += 1
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """Load of an engine at one moment, and totals over the requests that it finished."""
+    """Load of an engine at one moment, and its totals since it started, counted at every step.
+
+    The totals hold what requests that still run have emitted, and what aborted and failed ones had before they ended:
+    the sums over the completions' `stats`, and whatever the failed ones lost (a failed completion has no statistics).
+    """
 
     running: int = 0
     waiting: int = 0
@@ -56,17 +60,24 @@ class EngineSnapshot:
     kv_blocks: int = 0
     preemptions: int = 0
     finished: int = 0
+    """Requests that ended with an answer, aborted ones too."""
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
-    emitted: int = 0
 
-    def count(self, stats: AcceptanceStats) -> None:
-        self.finished += 1
-        self.steps += stats.steps
-        self.drafted += stats.drafted
-        self.accepted += stats.accepted
-        self.emitted += stats.emitted
+    @property
+    def emitted(self) -> int:
+        return self.steps + self.accepted
+
+    def plus(self, *, finished: int = 0, steps: int = 0, drafted: int = 0, accepted: int = 0) -> EngineSnapshot:
+        """Totals with these added: a new object, so that another thread never sees half of a step."""
+        return replace(
+            self,
+            finished=self.finished + finished,
+            steps=self.steps + steps,
+            drafted=self.drafted + drafted,
+            accepted=self.accepted + accepted,
+        )
 
 
 @dataclass(slots=True)

@@ -48,6 +48,53 @@ def test_the_counts_reconcile(accuracy: float, width: int) -> None:
     assert totals.emitted == sum(len(c.token_ids) for c in done.values())
 
 
+DRAFTING = {
+    verify: SpeculationConfig(method="draft_model", draft="target", verify=verify, policy="fixed")
+    for verify in ("exact", "rejection", "block", "typical")
+}
+
+
+@pytest.mark.parametrize("verify", DRAFTING)
+def test_the_totals_of_an_engine_count_every_step_as_it_happens(verify: str) -> None:
+    """Requests that still run count, and those that are aborted, and those that were preempted count once."""
+    core = EngineCore(EngineConfig(TARGET, DRAFTING[verify], max_batch=8, kv_blocks=10))
+    for request in mixed_requests(20):
+        core.add(request)
+    ended: list[Completion] = []
+    while core.has_work:
+        ended += core.step()
+        if core.batcher.running and not any(done.finish_reason is FinishReason.ABORT for done in ended):
+            aborted = core.abort(core.batcher.running[0].request.id)
+            assert aborted is not None
+            ended.append(aborted)
+        alive = [seq.stats for seq in (*core.batcher.running, *core.batcher.waiting)]
+        counted = [*alive, *(done.stats for done in ended)]
+        now = core.snapshot()
+        assert now.emitted == sum(stats.emitted for stats in counted)
+        assert (now.steps, now.drafted, now.accepted) == (
+            sum(stats.steps for stats in counted),
+            sum(stats.drafted for stats in counted),
+            sum(stats.accepted for stats in counted),
+        )
+    assert now.preemptions > 0
+    assert now.finished == len(ended) == 20
+    assert now.emitted == sum(len(done.token_ids) for done in ended)
+
+
+@pytest.mark.parametrize("verify", DRAFTING)
+def test_what_a_failed_request_emitted_is_in_the_totals_alone(verify: str) -> None:
+    """Everything is masked after its first token."""
+    words = tuple((token,) for token in range(257) if token not in (65, 66))
+    words += ((65, 65), (66, 65), (65, 66), (66, 66))
+    params = SamplingParams(max_tokens=20, ignore_eos=True, bad_words=words)
+    core = EngineCore(EngineConfig(TARGET, DRAFTING[verify]))
+    done = run(core, [*mixed_requests(5), Request("fails", list(b"never"), params)])
+    assert done["fails"].finish_reason is FinishReason.ERROR
+    totals = core.snapshot()
+    assert totals.emitted - sum(len(completion.token_ids) for completion in done.values()) == 1
+    assert totals.finished == 5
+
+
 def test_the_target_as_its_own_draft_is_always_accepted() -> None:
     requests = mixed_requests(40)
     speculation = SpeculationConfig(method="draft_model", draft="target", max_draft_tokens=4, policy="fixed")
