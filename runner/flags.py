@@ -12,16 +12,9 @@ from runner.errors import SpecError, UsageError
 from runner.names import with_name
 from runner.spec import JobSpec, parse_spec, row_methods
 from runner.spec_file import absolute_paths, load_yaml, merge, read_spec_file
-from workers.engine.config import DRAFTERS, SCORERS
+from workers.engine.config import DRAFTERS, DRAFTING, OPTIONS_OF_METHODS
 
 JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")
-OF_SOME_METHODS = {
-    **dict.fromkeys(("draft", "draft_dtype"), DRAFTERS),
-    **dict.fromkeys(("vocabulary",), ("draft_model",)),
-    **dict.fromkeys(("skip", "exit_layer", "skip_file"), ("self",)),
-    **dict.fromkeys(("tree_width", "tree_nodes", "tree_paths"), SCORERS),
-}
-"""Options of engine.speculation that only these methods have: what one of them was given is not meant for another."""
 
 
 def build_spec(inputs: Sequence[str], flags: Mapping[str, Any], settings: Sequence[str] = ()) -> JobSpec:
@@ -84,13 +77,17 @@ def _section(spec: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _settle_method(base: dict[str, Any], over: dict[str, Any]) -> None:
-    """--draft implies draft_model; another --method drops what the file sets for its own and no row can ask for."""
+    """--draft implies draft_model; another --method drops what the file sets for its own and no row can ask for.
+
+    How long drafts are is not meant for one method: it stays, unless nothing drafts.
+    """
     flags, from_file = _section(over, "speculation"), _section(base, "speculation")
     by_row = set(row_methods(flags) or row_methods(from_file))
     drafters = {from_file.get("method"), *by_row} & set(DRAFTERS)
     if flags.get("draft") and not flags.get("method") and not drafters:
         flags["method"] = "draft_model"
     if flags.get("method") and flags["method"] != from_file.get("method"):
-        for key, methods in OF_SOME_METHODS.items():
-            if by_row.isdisjoint(methods):
+        for key, methods in OPTIONS_OF_METHODS.items():
+            users = by_row | {flags["method"]} if methods == DRAFTING else by_row
+            if users.isdisjoint(methods):
                 from_file.pop(key, None)

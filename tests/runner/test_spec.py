@@ -59,7 +59,7 @@ def test_one_path_may_be_a_string() -> None:
     [
         ("nmae", "x", "unknown key 'nmae' in the job spec; did you mean 'name'"),
         ("engine.max-batsh", 3, "unknown key 'max-batsh' in engine; did you mean 'max_batch'"),
-        ("engine.speculation.max_draft", 3, "in engine.speculation; did you mean 'max_draft_tokens'"),
+        ("engine.speculation.verfy", "exact", "in engine.speculation; did you mean 'verify'"),
         ("sampling.topp", 0.9, "unknown key 'topp' in sampling; did you mean 'top_p'"),
         ("input.prompt", "x", "unknown key 'prompt' in input; did you mean 'prompt_column'"),
         ("zzz", 1, "known keys: chat_template"),

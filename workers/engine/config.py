@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from workers.engine.errors import InvalidConfig
 from workers.engine.options import Range, not_among, out_of_range, wrong_types
@@ -15,6 +15,22 @@ DRAFTERS = ("draft_model", "medusa", "eagle")
 """Methods that load a draft."""
 SCORERS = (*DRAFTERS, "self")
 """Methods that score tokens, and so can grow trees."""
+DRAFTING = tuple(method for method in METHODS if method != "none")
+OPTIONS_OF_METHODS = {
+    **dict.fromkeys(("draft", "draft_dtype"), DRAFTERS),
+    **dict.fromkeys(("vocabulary",), ("draft_model",)),
+    **dict.fromkeys(("skip", "exit_layer", "skip_file"), ("self",)),
+    **dict.fromkeys(("tree_width", "tree_nodes", "tree_paths"), SCORERS),
+    **dict.fromkeys(("ngram_min", "ngram_max"), ("ngram",)),
+    **dict.fromkeys(("suffix_depth", "suffix_factor", "suffix_min_probability", "suffix_memory_tokens"), ("suffix",)),
+    **dict.fromkeys(("max_draft_tokens", "policy", "raise_above", "lower_below"), DRAFTING),
+}
+"""Options of speculation -> the methods that they mean something to."""
+OPTIONS_OF_CHOICES = {
+    **dict.fromkeys(("raise_above", "lower_below"), ("policy", "threshold")),
+    **dict.fromkeys(("typical_epsilon", "typical_delta"), ("verify", "typical")),
+}
+"""Options that mean something only where another one has this value."""
 DRAFT_DTYPES = ("float32", "bfloat16", "int8")
 VOCABULARIES = ("auto", "same", "mapped", "text")
 VERIFY_RULES = ("exact", "rejection", "block", "typical")
@@ -22,7 +38,7 @@ _FIXED_DRAFTS = ("none", "ngram", "suffix")
 """Methods that look their drafts up: nothing is drawn, so there is no distribution to weigh."""
 DTYPES = ("auto", "float32", "bfloat16")
 ATTENTION_BACKENDS = ("auto", "numba", "sdpa", "reference")
-POLICIES = ("fixed", "threshold")
+POLICIES = ("auto", "fixed", "threshold")
 MAX_TREE_WIDTH, MAX_TREE_NODES = 16, 256
 DYNAMIC_WIDTH, DYNAMIC_NODES = 4, 16
 """Tree of medusa and eagle where none is set. EAGLE-2 takes 10 and 60 at batch size 1."""
@@ -51,6 +67,11 @@ _RANGES = {
     "typical_epsilon": Range(0, 1, above=True),
     "typical_delta": Range(0, 1, above=True),
 }
+_PLAIN_OPTIONS = {
+    *(option for option, methods in OPTIONS_OF_METHODS.items() if not set(SCORERS).issuperset(methods)),
+    *OPTIONS_OF_CHOICES,
+}
+"""Options with a default that is no None, so that only a change of it tells that they were set."""
 _ENGINE_CHOICES = {"dtype": DTYPES, "attention": ATTENTION_BACKENDS}
 _ENGINE_RANGES = {
     **dict.fromkeys(("max_batch", "max_step_tokens", "block_size", "kv_memory", "kv_blocks"), Range(1)),
@@ -91,8 +112,9 @@ class SpeculationConfig:
     """Dynamic tree (EAGLE-2): the best tree_width nodes of each level are expanded, the best tree_nodes proposed."""
     tree_paths: tuple[RankPath, ...] = ()
     """Fixed tree: (0, 2) is the third-best child of the best child. The parent of every path is a path too."""
-    policy: str = "threshold"
-    """fixed: always max_draft_tokens; threshold: lengthen and shorten by the recent acceptance rate, 0 included."""
+    policy: str = "auto"
+    """How long drafts are, 0 included. auto: as long as pays, by what steps take and drafts are accepted; fixed: always
+    max_draft_tokens; threshold: longer and shorter by acceptance alone."""
     raise_above: float = 0.6
     lower_below: float = 0.3
     ngram_min: int = 2
@@ -124,7 +146,9 @@ class SpeculationConfig:
         return self.max_draft_tokens or max(map(len, self.tree_paths), default=DEFAULT_DEPTH)
 
     def settled(self, depth: int | None) -> SpeculationConfig:
-        """With max_draft_tokens set: to `depth`, that of the loaded draft, where the options leave it to that."""
+        """With max_draft_tokens set, if any method drafts: to `depth`, that of the loaded draft, where nothing is."""
+        if self.methods == ("none",):
+            return self
         return replace(self, max_draft_tokens=self.max_draft_tokens or depth or self.depth)
 
     @property
@@ -175,6 +199,7 @@ class SpeculationConfig:
             self._check_paths: ("tree_width", "tree_nodes", "tree_paths", "max_draft_tokens"),
             self._check_verify: ("method", "row_methods", "verify", "tree_width", "tree_nodes", "tree_paths"),
             self._check_bounds: ("ngram_min", "ngram_max", "lower_below", "raise_above"),
+            self._check_effect: ("method", "row_methods", "policy", "verify", *_PLAIN_OPTIONS),
         }
         for check, options in checks.items():
             if wrong.keys().isdisjoint(options):
@@ -253,6 +278,16 @@ class SpeculationConfig:
                     f"verify block gains nothing with method {method}, whose drafts are looked up, not drawn: "
                     "rejection and exact accept the same tokens for less work"
                 )
+
+    def _check_effect(self) -> Iterator[str]:
+        """Options that are set and would change nothing."""
+        changed = [item.name for item in fields(self) if getattr(self, item.name) != item.default]
+        for option in filter(_PLAIN_OPTIONS.__contains__, changed):
+            methods = OPTIONS_OF_METHODS.get(option, METHODS)
+            if set(methods).isdisjoint(self.methods):
+                yield f"{option} is set, but method is {self.method}: it belongs to {', '.join(methods)}"
+            elif (choice := OPTIONS_OF_CHOICES.get(option)) and getattr(self, choice[0]) != choice[1]:
+                yield f"{option} is set, but {choice[0]} is {getattr(self, choice[0])}: it belongs to {choice[1]}"
 
     def _check_bounds(self) -> Iterator[str]:
         if self.ngram_min > self.ngram_max:

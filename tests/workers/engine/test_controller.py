@@ -91,7 +91,7 @@ def test_no_draft_reaches_past_the_end(policy: str) -> None:
 
 
 def test_a_sequence_that_turns_good_drafts_again() -> None:
-    controller = make_controller(SpeculationConfig(method="ngram"))
+    controller = make_controller(SpeculationConfig(method="ngram", policy="threshold"))
     seq, rng = sequence(0, tokens=4000), random.Random(0)
     lengths = []
     for acceptance, steps in ((0.0, 200), (1.0, 400)):
@@ -103,7 +103,7 @@ def test_a_sequence_that_turns_good_drafts_again() -> None:
 
 
 def test_methods_of_one_batch_are_told_apart() -> None:
-    config = SpeculationConfig(method="ngram", row_methods=("suffix",))
+    config = SpeculationConfig(method="ngram", row_methods=("suffix",), policy="threshold")
     controller = make_controller(config)
     rng = random.Random(0)
     for method, acceptance in (("ngram", 1.0), ("suffix", 0.0)):
@@ -118,7 +118,7 @@ def test_methods_of_one_batch_are_told_apart() -> None:
 
 def test_steps_without_a_draft_say_nothing_of_acceptance() -> None:
     """A lookup that finds nothing must not shorten the drafts that it does find."""
-    controller = make_controller(SpeculationConfig(method="ngram"))
+    controller = make_controller(SpeculationConfig(method="ngram", policy="threshold"))
     seq = sequence(0, tokens=4000)
     controller.plan([seq])
     for _ in range(200):

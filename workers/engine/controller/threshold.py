@@ -1,13 +1,13 @@
-"""The controller: how long a draft each sequence gets in the coming step."""
+"""Policy `threshold`: lengths by acceptance alone, whatever steps cost, so that a run repeats itself."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
 
 from workers.engine.config import SpeculationConfig
+from workers.engine.controller.controller import StepCost, room
 from workers.engine.sequence import Sequence
 from workers.engine.verifier import Verdict
 
@@ -17,33 +17,6 @@ _PRIOR_WEIGHT = 8.0
 """Levels that a prior counts for."""
 _FIRST_PROBE, _LAST_PROBE = 16, 256
 """Tokens until a sequence that stopped drafting tries one token again; doubles while the trial fails."""
-
-
-class Controller(Protocol):
-    """Plans draft lengths: depth of the draft, 0 meaning plain decoding. Exactness never depends on it."""
-
-    def plan(self, seqs: Seq[Sequence]) -> list[int]: ...
-    def observe(self, verdict: Verdict) -> None:
-        """Learn from a step that is verified, with or without a draft."""
-        ...
-
-    def release(self, seq: Sequence) -> None: ...
-
-
-class FixedController:
-    """Always the same length. A draft never reaches past the end: the bonus is the last token that may be emitted."""
-
-    def __init__(self, config: SpeculationConfig) -> None:
-        self._length = config.depth
-
-    def plan(self, seqs: Seq[Sequence]) -> list[int]:
-        return [max(0, min(self._length, seq.num_remaining - 1)) for seq in seqs]
-
-    def observe(self, verdict: Verdict) -> None:
-        pass
-
-    def release(self, seq: Sequence) -> None:
-        pass
 
 
 @dataclass(slots=True)
@@ -88,7 +61,7 @@ class ThresholdController:
         self._methods: defaultdict[str | None, _Counts] = defaultdict(_Counts)
 
     def plan(self, seqs: Seq[Sequence]) -> list[int]:
-        return [max(0, min(self._length(seq), seq.num_remaining - 1)) for seq in seqs]
+        return [room(seq, self._length(seq)) for seq in seqs]
 
     def _length(self, seq: Sequence) -> int:
         drafting = self._sequences.get(seq)
@@ -134,9 +107,8 @@ class ThresholdController:
         else:
             drafting.probe_every = min(drafting.probe_every * 2, _LAST_PROBE)
 
+    def timed(self, cost: StepCost) -> None:
+        pass
+
     def release(self, seq: Sequence) -> None:
         self._sequences.pop(seq, None)
-
-
-def make_controller(config: SpeculationConfig) -> Controller:
-    return FixedController(config) if config.policy == "fixed" else ThresholdController(config)
