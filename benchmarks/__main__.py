@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import decoding, exactness, jobs, resuming
+from benchmarks import decoding, exactness, jobs, resuming, speculation
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=("decoding", "jobs", "exactness", "resuming", "all"), default="all")
+    parser.add_argument(
+        "name", nargs="?", choices=("decoding", "speculation", "jobs", "exactness", "resuming", "all"), default="all"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="paired runs of each comparison")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the jobs measurement")
     parser.add_argument("--everything", action="store_true", help="exactness: every method in every setting")
     options = parser.parse_args()
     if options.name in ("decoding", "all"):
         decoding.run(options.repeats)
+    if options.name in ("speculation", "all"):
+        speculation.run(options.repeats)
     if options.name in ("jobs", "all"):
         jobs.run(options.rows)
     if options.name == "exactness":

@@ -12,9 +12,7 @@ from typing import Any
 from benchmarks.machine import describe, foreign_load
 from benchmarks.ratios import paired, spread
 
-BATCHES = {64: 64, 1: 4}
-"""Batch size -> prompts. At batch 1 the rate does not depend on how many prompts there are."""
-TOKENS = 128
+BATCHES, PROMPTS, TOKENS = (64, 1), 64, 128
 
 
 @dataclass(slots=True)
@@ -28,17 +26,17 @@ class _Rates:
 
 def run(repeats: int) -> None:
     print(f"decoding: {TOKENS} tokens each, bfloat16, greedy, EOS ignored; {describe()}")
-    for batch, prompts in BATCHES.items():
+    for batch in BATCHES:
         rates = {"nightdraft": _Rates(), "transformers": _Rates()}
         with foreign_load() as load:
             for _ in range(repeats):
                 for engine, measured in rates.items():
-                    _measure(engine, batch, prompts, measured)
-        _report(batch, prompts, rates["nightdraft"], rates["transformers"], load.foreign_cores)
+                    _measure(engine, batch, measured)
+        _report(batch, rates["nightdraft"], rates["transformers"], load.foreign_cores)
 
 
-def _measure(engine: str, batch: int, prompts: int, rates: _Rates) -> None:
-    command = [sys.executable, "-m", "benchmarks.decode_once", engine, "--batch", str(batch), "--prompts", str(prompts)]
+def _measure(engine: str, batch: int, rates: _Rates) -> None:
+    command = [sys.executable, "-m", "benchmarks.decode_once", engine, "--batch", str(batch), "--prompts", str(PROMPTS)]
     command += ["--tokens", str(TOKENS)]
     started = time.perf_counter()
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -48,8 +46,8 @@ def _measure(engine: str, batch: int, prompts: int, rates: _Rates) -> None:
     rates.whole.append(rates.last["tokens"] / elapsed)
 
 
-def _report(batch: int, prompts: int, ours: _Rates, theirs: _Rates, foreign: float) -> None:
-    print(f"\nbatch {batch}, {prompts} prompts, {len(ours.loaded)} paired runs; median (min to max)")
+def _report(batch: int, ours: _Rates, theirs: _Rates, foreign: float) -> None:
+    print(f"\nbatch {batch}, {PROMPTS} prompts, {len(ours.loaded)} paired runs; median (min to max)")
     print(f"  nightdraft / transformers, model loaded    {spread(paired(ours.loaded, theirs.loaded))}")
     print(f"  nightdraft / transformers, whole process   {spread(paired(ours.whole, theirs.whole))}")
     print(f"  tokens/s, model loaded: nightdraft {spread(ours.loaded, 0)}, transformers {spread(theirs.loaded, 0)}")
