@@ -1,4 +1,4 @@
-"""Does speculation cost? Methods and policies against plain decoding, at several batch sizes, in turn, in one process."""
+"""Does speculation cost? Methods and policies against plain decoding, at several batch sizes, in one process."""
 
 from __future__ import annotations
 
