@@ -89,7 +89,7 @@ def dry_run(spec: JobSpec, dataset: Dataset, engine: Preflight) -> DryRun:
                 prompts.append(
                     {"row_index": row.index, "num_tokens": len(prepared.token_ids), "text": renderer.render(row.text)}
                 )
-    plan = _plan(spec, dataset, engine.max_model_len)
+    plan = _plan(spec, dataset, engine.max_model_len, engine.config.speculation)
     return DryRun(plan, prompts, sampled, dict(sorted(histogram.items())), rejected)
 
 
@@ -106,7 +106,7 @@ def _admitted(prepared: PreparedRow | RejectedRow, engine: Preflight, job_seed: 
     return prepared
 
 
-def _plan(spec: JobSpec, dataset: Dataset, max_model_len: int) -> dict[str, Any]:
+def _plan(spec: JobSpec, dataset: Dataset, max_model_len: int, speculation: SpeculationConfig) -> dict[str, Any]:
     return {
         "job": spec.name,
         "files": len(dataset.files),
@@ -118,7 +118,7 @@ def _plan(spec: JobSpec, dataset: Dataset, max_model_len: int) -> dict[str, Any]
         "output tokens at most": dataset.num_rows * spec.sampling["n"] * spec.sampling["max_tokens"],
         "target": spec.engine["target"],
         "context, tokens": max_model_len,
-        **_speculation(spec.engine_config().speculation),
+        **_speculation(speculation),
     }
 
 

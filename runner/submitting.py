@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from runner.spec import JobSpec, default_spec
@@ -9,10 +10,16 @@ from runner.tables import note
 from scheduler.dataset import inspect
 from scheduler.submission import submit
 from storage.records import JobState
+from workers.engine.errors import ModelNotFound, NoSkipSet
+from workers.engine.speculators.skip_file import SkipFile, a_file_decides
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from scheduler.submission import Submission
+    from storage.records import Job
     from storage.store import Store
+    from workers.engine.config import EngineConfig
 
 
 LOSSY = "typical"
@@ -32,19 +39,67 @@ def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: b
     """Inspect the input and record the job, or find the one that it repeats.
 
     `models_here`: this machine will run it, so its models must be found and fit each other as well; paths of a job for
-    other machines mean nothing here. Raises `InvalidInput`, `InvalidJob`, `SpecChanged`, `InputChanged`, `WrongState`,
-    and with `models_here` what `Preflight` raises, each naming what is wrong.
+    other machines mean nothing here. What a file of this machine decides, the skip set of method self, becomes part of
+    the stored spec: every worker skips the same, whatever was calibrated where it runs.
+
+    Raises `InvalidInput`, `InvalidJob`, `SpecChanged`, `InputChanged`, `WrongState`, `InvalidConfig`, and with
+    `models_here` what `Preflight` raises, each naming what is wrong.
     """
     dataset = inspect(spec.input_spec())
     warn_if_lossy(spec)
-    if models_here and not _is_complete(store, spec, new):
-        from workers.engine.preflight import Preflight
-
-        Preflight(spec.engine_config())
+    known = None if new or spec.name is None else store.find_job(spec.name)
+    complete = known is not None and known.state is JobState.COMPLETED
+    spec = _settled(spec, known, _for_this_machine if models_here and not complete else _for_any_machine)
     return submit(store, spec.to_dict(), dataset, new=new, defaults=default_spec())
 
 
-def _is_complete(store: Store, spec: JobSpec, new: bool) -> bool:
-    """Whether the job was run to its end before, so that no model will be loaded for it."""
-    known = None if new or spec.name is None else store.find_job(spec.name)
-    return known is not None and known.state is JobState.COMPLETED
+def _settled(spec: JobSpec, known: Job | None, settle: Callable[[EngineConfig], EngineConfig]) -> JobSpec:
+    """The spec with the skip set that a file decides. A job that is there already has its own, and needs no file."""
+    config = spec.engine_config()
+    try:
+        config = settle(config)
+    except NoSkipSet as error:
+        skip = known.spec["engine"]["speculation"].get("skip") if known else None
+        if known is None or skip is None:
+            raise
+        note(f"{error}; job {known.name} goes on with the skip set that it was submitted with")
+        config = settle(_skipping(config, skip))
+    return spec.model_copy(update={"engine": asdict(config)})
+
+
+def _for_this_machine(config: EngineConfig) -> EngineConfig:
+    from workers.engine.preflight import Preflight
+
+    return Preflight(config).config
+
+
+def _for_any_machine(config: EngineConfig) -> EngineConfig:
+    if not a_file_decides(config.speculation):
+        return config
+    from workers.engine.models.loading import outline_model
+    from workers.engine.speculators.self_draft import with_skip_set
+
+    try:
+        return with_skip_set(config, outline_model(config))
+    except ModelNotFound as error:
+        return _without_target(config, error)
+
+
+def _without_target(config: EngineConfig, error: ModelNotFound) -> EngineConfig:
+    path = config.speculation.skip_file
+    if path is None:
+        raise NoSkipSet(
+            "method self: what is skipped is settled when a job is submitted, by what was calibrated for the target's "
+            f"weights, which are not here ({error}): set skip or exit_layer, name in skip_file what `nightdraft "
+            "calibrate --out` wrote, or submit the job where the target was calibrated"
+        ) from error
+    found = SkipFile.read(path)
+    note(
+        f"warning: skip_file {path} was calibrated for {found.target} ({found.content_hash[:12]}); whether the target "
+        f"{config.target} of the workers is that one cannot be told here"
+    )
+    return _skipping(config, found.skip)
+
+
+def _skipping(config: EngineConfig, skip: Iterable[str]) -> EngineConfig:
+    return replace(config, speculation=replace(config.speculation, skip=tuple(skip), skip_file=None))

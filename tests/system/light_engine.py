@@ -25,7 +25,11 @@ class LightEngine:
     def __init__(self, config: EngineConfig) -> None:
         _, delay, *poison = config.target.split(":")
         self.tokenizer = ByteTokenizer()
-        self.report: dict[str, Any] = {"name": config.target, "content_hash": "light"}
+        self.report: dict[str, Any] = {
+            "name": config.target,
+            "content_hash": "light",
+            "speculator": {"verify": "exact"},
+        }
         self._seconds = float(delay) / 1000
         self._poison = poison[0] if poison else None
         self._room = anyio.CapacityLimiter(config.max_batch)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from workers.engine.batch import Batch, Feed
 from workers.engine.batcher import Batcher, check_request, context_length, pool_blocks
 from workers.engine.config import EngineConfig
-from workers.engine.controller import Controller, make_controller
+from workers.engine.controller import Controller, StepCost, make_controller
 from workers.engine.detokenizer import StopScanner
 from workers.engine.errors import EngineError
 from workers.engine.kv_cache import KVCache
@@ -53,7 +53,7 @@ class EngineCore:
         self.speculator = MixedSpeculator(make(SpeculatorContext(config, self.model, self.cache)))
         self.config = config = replace(config, speculation=config.speculation.settled(self.speculator.depth))
         self.cache.keep_hidden(self.speculator.hidden_layers)
-        self.controller: Controller = make_controller(config.speculation)
+        self.controller: Controller = make_controller(config.speculation, self.speculator.max_nodes)
         self.verifier: Verifier = make_verifier(config.speculation)
         self.batcher = Batcher(
             self.cache,
@@ -111,10 +111,11 @@ class EngineCore:
 
     def step(self) -> list[Completion]:
         """One target pass: every scheduled sequence advances. Returns the requests that finished in it."""
+        started = time.perf_counter()
         with self._timed("schedule"):
             feeds = self.batcher.schedule()
         with self._timed("draft"):
-            feeds = self._with_trees(feeds)
+            feeds, lengths = self._with_trees(feeds)
         with self._timed("pack"):
             batch = Batch.pack(feeds, self.cache)
         with self._timed("forward"):
@@ -126,21 +127,21 @@ class EngineCore:
         with self._timed("commit"):
             self._commit(feeds, verdicts)
             self._learn(emitting, verdicts)
-        self._share_times(feeds)
+        self._account(feeds, lengths, len(batch.logits_rows), time.perf_counter() - started)
         with self._timed("retire"):
             return self._retire_finished(verdicts)
 
-    def _with_trees(self, feeds: list[Feed]) -> list[Feed]:
-        """Ask the speculator for trees where a sequence's last token is fed, as far as the pool has room."""
+    def _with_trees(self, feeds: list[Feed]) -> tuple[list[Feed], list[int]]:
+        """Ask the speculator for trees where a sequence's last token is fed, as far as the pool has room; how long."""
         emitting = [feed for feed in feeds if feed.logits]
         if not emitting or self.speculator.max_nodes(1) == 0:
-            return feeds
+            return feeds, []
         seqs = [feed.seq for feed in emitting]
         lengths = self._affordable(seqs, self.controller.plan(seqs))
         if not any(lengths):
-            return feeds
+            return feeds, lengths
         trees = dict(zip(seqs, self.speculator.propose(seqs, lengths), strict=True))
-        return [replace(feed, tree=trees.get(feed.seq, EMPTY)) if feed.logits else feed for feed in feeds]
+        return [replace(feed, tree=trees.get(feed.seq, EMPTY)) if feed.logits else feed for feed in feeds], lengths
 
     def _affordable(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[int]:
         """Shorten drafts to what the pool can hold now: drafting never preempts anybody."""
@@ -198,7 +199,7 @@ class EngineCore:
     # ------------------------------------------------------------ reporting
 
     def report(self) -> dict[str, Any]:
-        """What runs here, for the job's record."""
+        """What runs here, for the job's record; under `speculator` the options, and what files decided instead."""
         speculation, draft = self.config.speculation, self.speculator.draft
         return {
             "target": self.model.name,
@@ -207,7 +208,7 @@ class EngineCore:
             "max_model_len": self.max_model_len,
             "kv_blocks": self.cache.num_blocks,
             **self.model.details,
-            "speculator": asdict(speculation),
+            "speculator": {**asdict(speculation), **self.speculator.details},
             "draft": None if draft is None else asdict(draft),
         }
 
@@ -228,10 +229,12 @@ class EngineCore:
         yield
         self.profile.add(part, time.perf_counter() - started)
 
-    def _share_times(self, feeds: Seq[Feed]) -> None:
-        """Charge each sequence its share of the step, by rows."""
+    def _account(self, feeds: Seq[Feed], lengths: Seq[int], logit_rows: int, seconds: float) -> None:
+        """Charge each sequence its share of the step, by rows; tell the controller what drafts of `lengths` took."""
         rows = sum(feed.num_rows for feed in feeds)
         draft, verify = self.profile.finish_step()
+        drafting, levels = sum(map(bool, lengths)), max(lengths, default=0)
+        self.controller.timed(StepCost(logit_rows, rows - logit_rows, drafting, levels, draft, seconds - draft))
         for feed in feeds:
             share = feed.num_rows / rows
             feed.seq.draft_seconds += draft * share

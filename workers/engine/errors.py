@@ -59,6 +59,10 @@ class InvalidConfig(Refused):
     code = "invalid_config"
 
 
+class NoSkipSet(InvalidConfig):
+    """Nothing on this machine says what method self skips."""
+
+
 class EngineStopped(EngineError):
     """The engine was closed, or its step loop failed, while the request was in flight."""
 

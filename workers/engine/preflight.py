@@ -6,6 +6,7 @@ from workers.engine.batcher import check_request, context_length
 from workers.engine.config import EngineConfig
 from workers.engine.models.loading import outline_model
 from workers.engine.request import Request
+from workers.engine.speculators.self_draft import with_skip_set
 from workers.engine.speculators.speculator import check_speculators
 from workers.engine.tokenizer import TextTokenizer
 
@@ -19,10 +20,11 @@ class Preflight:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
         self._target = outline_model(config)
         self.max_model_len = context_length(config, self._target.executor)
         check_speculators(config, self._target)
+        self.config = with_skip_set(config, self._target)
+        """With what files of this machine decide written into it, so that it means the same on any other."""
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -30,4 +32,4 @@ class Preflight:
 
     def check(self, request: Request) -> None:
         """Raise the `EngineError` with which the engine would refuse the request."""
-        check_request(request, self._config, self._target.executor)
+        check_request(request, self.config, self._target.executor)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
 
 RankPath = tuple[int, ...]
 
@@ -40,6 +42,14 @@ class TreeShape:
     def without_gaps(self) -> TreeShape:
         """Fixed paths with siblings numbered 0, 1, 2, ...: for candidates in the order in which they are drawn."""
         return _without_gaps(self)
+
+    def described(self) -> dict[str, Any]:
+        """As JSON values, with a hash of the paths that is equal for equal trees in whatever order they are listed."""
+        if not self.paths:
+            return {"width": self.width, "nodes": self.nodes}
+        paths = [list(path) for path in sorted(self.paths)]
+        content_hash = blake2b(repr(paths).encode(), digest_size=16).hexdigest()
+        return {"num_paths": len(paths), "content_hash": content_hash, "paths": paths}
 
     def max_nodes(self, depth: int) -> int:
         """Most nodes of a tree of that depth."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,6 +72,10 @@ class MedusaSpeculator:
         shape = target.executor.cache_shape
         choose_precision(config.speculation, shape.dtype, shape.device)
         _open(config.speculation, target, Unread())
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"tree": self._shape.described()}
 
     def max_nodes(self, length: int) -> int:
         return self._shape.max_nodes(length)

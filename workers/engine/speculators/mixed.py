@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from workers.engine.sequence import Sequence
-from workers.engine.speculators.speculator import Bounded, Drafter, LoadedDraft, Speculator
+from workers.engine.speculators.speculator import Bounded, Detailed, Drafter, LoadedDraft, Speculator
 from workers.engine.tree import EMPTY, DraftTree
 from workers.engine.verifier import Verdict
 
@@ -33,6 +34,12 @@ class MixedSpeculator:
     def depth(self) -> int | None:
         """Of the draft that decides it, if there is one."""
         return next((one.depth for one in self._speculators.values() if isinstance(one, Bounded)), None)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What files decided, of all of them."""
+        speculators = (one for one in self._speculators.values() if isinstance(one, Detailed))
+        return {name: value for speculator in speculators for name, value in speculator.details.items()}
 
     def max_nodes(self, length: int) -> int:
         return max(speculator.max_nodes(length) for speculator in self._speculators.values())

@@ -8,17 +8,19 @@ Draft & Verify (arXiv 2309.08168) found this way of drafting.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
 
 from workers.engine.batch import Batch, Feed
 from workers.engine.config import EngineConfig
-from workers.engine.errors import InvalidConfig, UnsupportedModel
+from workers.engine.errors import NoSkipSet, UnsupportedModel
 from workers.engine.kv_cache import KVCache
 from workers.engine.models.executor import Model
 from workers.engine.models.skipping import SkippingExecutor, SkipSet
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.drawing import DraftNoise, draft_noise_of
 from workers.engine.speculators.growth import TreeGrowth, extend_all
-from workers.engine.speculators.skip_file import SkipFile
+from workers.engine.speculators.skip_file import SkipFile, a_file_decides
 from workers.engine.speculators.speculator import SpeculatorContext
 from workers.engine.tree import EMPTY, DraftTree
 from workers.engine.tree_shape import TreeShape
@@ -64,6 +66,10 @@ class SelfSpeculator:
     def check(cls, config: EngineConfig, target: Model) -> None:
         skipping(target)
         skip_set_of(config, target)
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"skip": list(self.skip.names)}
 
     def max_nodes(self, length: int) -> int:
         return max(self._shape.max_nodes(length), self._shape.max_expanded(length))
@@ -113,12 +119,25 @@ def skip_set_of(config: EngineConfig, target: Model) -> SkipSet:
         return SkipSet.parse(speculation.skip, layers)
     if speculation.exit_layer is not None:
         return SkipSet.leave_at(speculation.exit_layer, layers)
-    path = speculation.skip_file
+    return SkipSet.parse(_decided(speculation.skip_file, target).skip, layers)
+
+
+def with_skip_set(config: EngineConfig, target: Model) -> EngineConfig:
+    """The configuration with the skip set in it that a file of this machine decides, so that it means the same on any
+    other; as it is where no file decides. Raises what `skip_set_of` raises for files."""
+    speculation = config.speculation
+    if not a_file_decides(speculation):
+        return config
+    skip = _decided(speculation.skip_file, target).skip
+    return replace(config, speculation=replace(speculation, skip=skip, skip_file=None))
+
+
+def _decided(path: str | None, target: Model) -> SkipFile:
     found = SkipFile.read(path) if path else SkipFile.find(target)
     if found is None:
-        raise InvalidConfig(
+        raise NoSkipSet(
             f"method self does not know which sublayers of {target.name} to skip: run `nightdraft calibrate "
             f"--method self --target {target.name}` on some of your prompts, or set skip or exit_layer"
         )
     found.check(target)
-    return SkipSet.parse(found.skip, layers)
+    return found

@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workers.engine.cache_directory import cache_directory
-from workers.engine.errors import InvalidConfig
-from workers.engine.models.executor import Model
+from workers.engine.config import SpeculationConfig
+from workers.engine.errors import InvalidConfig, NoSkipSet
+
+if TYPE_CHECKING:
+    from workers.engine.models.executor import Model
+
+
+def a_file_decides(speculation: SpeculationConfig) -> bool:
+    """Whether what method self skips is left to a file: the one that is named, or what was calibrated here."""
+    return "self" in speculation.methods and speculation.skip is None and speculation.exit_layer is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +37,12 @@ class SkipFile:
 
     @classmethod
     def read(cls, path: str | Path) -> SkipFile:
-        """Raises `InvalidConfig`, naming the file, when it is not there or not of this kind."""
+        """Raises `NoSkipSet` when the file is not there, `InvalidConfig` when it is not of this kind; both name it."""
         try:
             values = json.loads(Path(path).read_text())
             return cls(**{**values, "skip": tuple(map(str, values["skip"]))})
+        except FileNotFoundError as error:
+            raise NoSkipSet(f"skip_file {path}: {error.strerror}") from error
         except OSError as error:
             raise InvalidConfig(f"skip_file {path}: {error.strerror}") from error
         except (ValueError, TypeError, KeyError) as error:
@@ -40,13 +51,22 @@ class SkipFile:
 
     @classmethod
     def find(cls, target: Model) -> SkipFile | None:
-        """What was calibrated for this model on this machine, if anything."""
+        """What was calibrated for this model on this machine, if anything.
+
+        The hash, for which weights may be downloaded, is not asked for where nothing was calibrated at all.
+        """
+        if not any(cls._directory().glob("*-self.json")):
+            return None
         path = cls.default_path(target.content_hash)
         return cls.read(path) if path.is_file() else None
 
+    @classmethod
+    def default_path(cls, content_hash: str) -> Path:
+        return cls._directory() / f"{content_hash}-self.json"
+
     @staticmethod
-    def default_path(content_hash: str) -> Path:
-        return cache_directory() / "calibration" / f"{content_hash}-self.json"
+    def _directory() -> Path:
+        return cache_directory() / "calibration"
 
     def write(self, path: str | Path | None = None) -> Path:
         """Store it, by default where `find` looks; returns where. Raises `InvalidConfig` when it cannot."""

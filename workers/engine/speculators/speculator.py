@@ -69,6 +69,16 @@ class Bounded(Protocol):
     def depth(self) -> int: ...
 
 
+@runtime_checkable
+class Detailed(Protocol):
+    """A speculator that says what it drafts with where a file decided that, for the job's record."""
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """JSON values by name: an option as it was decided, or what no option names."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculatorContext:
     """What a speculator may need to be made."""
