@@ -8,24 +8,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from workers.engine.config import SpeculationConfig
+from workers.engine.kernels.suffixes import compile_kernels
 from workers.engine.request import FinishReason
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.speculator import SpeculatorContext
-from workers.engine.speculators.suffix_index import SuffixIndex, Text
+from workers.engine.speculators.suffix_index import GrowingText, TextMemory
 from workers.engine.tree import EMPTY, DraftTree
 from workers.engine.verifier import Verdict
 
 _MAX_SCOPES = 4
 """Jobs whose outputs are remembered; the one used least recently is forgotten first."""
-
-
-@dataclass(slots=True)
-class _Own:
-    index: SuffixIndex
-    text: Text
 
 
 class SuffixSpeculator:
@@ -36,11 +30,12 @@ class SuffixSpeculator:
 
     def __init__(self, config: SpeculationConfig) -> None:
         self._config = config
-        self._own: dict[Sequence, _Own] = {}
-        self._shared: OrderedDict[Hashable, SuffixIndex] = OrderedDict()
+        self._own: dict[Sequence, GrowingText] = {}
+        self._shared: OrderedDict[Hashable, TextMemory] = OrderedDict()
 
     @classmethod
     def create(cls, context: SpeculatorContext) -> SuffixSpeculator:
+        compile_kernels()
         return cls(context.config.speculation)
 
     def max_nodes(self, length: int) -> int:
@@ -52,9 +47,8 @@ class SuffixSpeculator:
     def _propose(self, seq: Sequence, length: int) -> DraftTree:
         own = self._own.get(seq)
         if own is None:
-            index = SuffixIndex(self._config.suffix_depth)
-            own = self._own[seq] = _Own(index, index.add(seq.tokens))
-        own.index.extend(own.text)
+            own = self._own[seq] = GrowingText(self._config.suffix_depth)
+        own.extend(seq.tokens[own.num_tokens :])
         found = [
             index.continuation(
                 seq.tokens,
@@ -62,7 +56,7 @@ class SuffixSpeculator:
                 factor=self._config.suffix_factor,
                 min_probability=self._config.suffix_min_probability,
             )
-            for index in (own.index, self._shared.get(seq.request.scope))
+            for index in (own, self._shared.get(seq.request.scope))
             if index is not None
         ]
         best = max(found, key=lambda continuation: continuation.score)
@@ -84,10 +78,10 @@ class SuffixSpeculator:
     def _remember(self, seq: Sequence) -> None:
         shared = self._shared.get(seq.request.scope)
         if shared is None:
-            shared = self._shared[seq.request.scope] = SuffixIndex(
+            shared = self._shared[seq.request.scope] = TextMemory(
                 self._config.suffix_depth, self._config.suffix_memory_tokens
             )
             if len(self._shared) > _MAX_SCOPES:
                 self._shared.popitem(last=False)
         self._shared.move_to_end(seq.request.scope)
-        shared.add(tuple(seq.output))
+        shared.add(seq.output)

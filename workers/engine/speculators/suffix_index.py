@@ -1,26 +1,15 @@
-"""Where in known text a suffix occurred before, and what followed: the structure behind suffix decoding.
+"""What followed the longest known suffix of a text, and how often: the memory behind suffix decoding.
 
-Answers the question of a suffix tree (which tokens followed the longest known suffix, and how often) from a hash index
-of short n-grams into the texts, which costs a fixed amount per token and forgets whole texts when it is full.
+Answers the question of a suffix tree, exactly, at a fixed cost per token (`kernels.suffixes`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-ANCHOR = 2
-"""Length of the indexed n-grams: the shortest match, tokens."""
-_OCCURRENCES = 32
-"""Latest occurrences kept for each n-gram."""
-
-
-@dataclass(slots=True, eq=False)
-class Text:
-    tokens: Seq[int]
-    indexed: int = ANCHOR
-    anchors: set[tuple[int, ...]] = field(default_factory=set)
+from workers.engine.kernels.contexts import SHORTEST
+from workers.engine.kernels.suffixes import SuffixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,86 +26,76 @@ class Continuation:
 
 
 class SuffixIndex:
-    """Occurrences of n-grams over texts. A text may still grow at its end; `extend` indexes what came."""
+    """Texts and where each of their suffixes of at most `max_depth` tokens occurred: 12 bytes per token."""
 
-    def __init__(self, max_depth: int, max_tokens: int | None = None) -> None:
-        self._max_depth = max_depth
-        self._max_tokens = max_tokens
-        self._places: dict[tuple[int, ...], deque[tuple[Text, int]]] = {}
-        self._texts: OrderedDict[int, Text] = OrderedDict()
+    def __init__(self, max_depth: int) -> None:
+        self._tree = SuffixTree(max_depth)
+        self._around = len(self._tree)
+        self._end = 1
         self.num_tokens = 0
+        """Tokens that are held, and one more for each text that is finished."""
 
-    def add(self, tokens: Seq[int]) -> Text:
-        """Take a text in, and the oldest ones out while there are more than `max_tokens` tokens."""
-        text = Text(tokens)
-        self._texts[id(text)] = text
-        self.extend(text)
-        self.num_tokens += len(tokens)
-        while self._max_tokens is not None and self.num_tokens > self._max_tokens and self._texts:
-            self._forget(self._texts.popitem(last=False)[1])
-        return text
-
-    def extend(self, text: Text) -> None:
-        """Index every n-gram that ends before the text's last token, so that its own suffix is no match."""
-        tokens = text.tokens
-        for end in range(text.indexed, len(tokens)):
-            anchor = tuple(tokens[end - ANCHOR : end])
-            places = self._places.get(anchor)
-            if places is None:
-                places = self._places[anchor] = deque(maxlen=_OCCURRENCES)
-            places.append((text, end))
-            text.anchors.add(anchor)
-        text.indexed = max(text.indexed, len(tokens))
-
-    def _forget(self, text: Text) -> None:
-        for anchor in text.anchors:
-            places = self._places.get(anchor)
-            if places is None:
-                continue
-            kept = [place for place in places if place[0] is not text]
-            if kept:
-                self._places[anchor] = deque(kept, maxlen=_OCCURRENCES)
-            else:
-                del self._places[anchor]
-        self.num_tokens -= len(text.tokens)
+    @property
+    def nbytes(self) -> int:
+        return self._tree.nbytes
 
     def continuation(self, context: Seq[int], length: int, *, factor: float, min_probability: float) -> Continuation:
         """What followed the longest known suffix of `context`: at most `length` tokens, and at most
         factor * match length, while at least `min_probability` of the occurrences agree."""
-        group, match_length = self._longest_matches(context)
-        limit = min(length, int(factor * match_length))
-        tokens: list[int] = []
-        probabilities: list[float] = []
-        total = len(group)
-        while len(tokens) < limit:
-            step = len(tokens)
-            followers = [(text.tokens[end + step], text, end) for text, end in group if end + step < len(text.tokens)]
-            if not followers:
-                break
-            # Counter keeps first-seen order among equals, and the latest occurrence comes first.
-            token, count = Counter(follower[0] for follower in followers).most_common(1)[0]
-            if count / total < min_probability:
-                break
-            tokens.append(token)
-            probabilities.append(count / total)
-            group = [(text, end) for follower, text, end in followers if follower == token]
-        return Continuation(tuple(tokens), tuple(probabilities), match_length)
+        match_length, total, tokens, counts = self._tree.follow(context, length, self._end)
+        probabilities = [count / total for count in counts]
+        limit = min(len(tokens), int(factor * match_length))
+        while limit and probabilities[limit - 1] < min_probability:
+            limit -= 1
+        return Continuation(tuple(tokens[:limit]), tuple(probabilities[:limit]), match_length)
 
-    def _longest_matches(self, context: Seq[int]) -> tuple[list[tuple[Text, int]], int]:
-        if len(context) < ANCHOR:
-            return [], 0
-        best, longest = [], 0
-        for text, end in reversed(self._places.get(tuple(context[-ANCHOR:]), ())):
-            length = self._match_length(text.tokens, end, context)
-            if length > longest:
-                best, longest = [(text, end)], length
-            elif length == longest:
-                best.append((text, end))
-        return best, longest
+    @property
+    def _capacity(self) -> int:
+        return len(self._tree) - self._around
 
-    def _match_length(self, tokens: Seq[int], end: int, context: Seq[int]) -> int:
-        length = ANCHOR
-        limit = min(self._max_depth, end, len(context))
-        while length < limit and tokens[end - 1 - length] == context[-1 - length]:
-            length += 1
-        return length
+    def _grow(self, capacity: int) -> None:
+        self._tree.grow(capacity + self._around)
+
+    def _append(self, tokens: Seq[int]) -> None:
+        self._end = self._tree.append(self._end, tokens)
+        self.num_tokens += len(tokens)
+
+
+class GrowingText(SuffixIndex):
+    """One text from its first token on. Its own end is no match: nothing followed there yet."""
+
+    def extend(self, tokens: Seq[int]) -> None:
+        needed = self.num_tokens + len(tokens)
+        if needed > self._capacity:
+            self._grow(needed + needed // 2)
+        self._append(tokens)
+
+
+class TextMemory(SuffixIndex):
+    """Finished texts; before `num_tokens` would exceed `max_tokens` the oldest are forgotten, as a whole."""
+
+    def __init__(self, max_depth: int, max_tokens: int) -> None:
+        super().__init__(max_depth)
+        self._max_tokens = max_tokens
+        self._oldest = self._end
+
+    def add(self, tokens: Seq[int]) -> None:
+        """Remember a text, unless it is longer than the memory, or so short that nothing follows a match."""
+        needed = len(tokens) + 1
+        if len(tokens) <= SHORTEST or needed > self._max_tokens:
+            return
+        self._make_room(self.num_tokens + needed)
+        self._append(tokens)
+        self._end = self._tree.finish(self._end)
+        self.num_tokens += 1
+
+    def _make_room(self, needed: int) -> None:
+        # Only a full ring forgets, so one that grows has never come round: every token may stay where it is.
+        if min(needed, self._max_tokens) > self._capacity:
+            self._grow(min(needed + needed // 2, self._max_tokens))
+        while needed > self._max_tokens:
+            end = self._tree.remove(self._oldest)
+            forgotten = (end - self._oldest) % len(self._tree) + 1
+            self._oldest = (end + 1) % len(self._tree)
+            self.num_tokens -= forgotten
+            needed -= forgotten
