@@ -115,7 +115,7 @@ def watch(
 
     config = EngineConfig(
         target="tiny", kv_blocks=30, block_size=4, max_batch=12, max_step_tokens=40,
-        speculation=SpeculationConfig(policy="fixed", max_draft_tokens=4),
+        speculation=SpeculationConfig(method="ngram", policy="fixed", max_draft_tokens=4),
     )  # fmt: skip
     core = EngineCore(config, model=target, make=make)
     run(core, mixed_requests(40, seed=1, max_tokens=24))
