@@ -101,7 +101,11 @@ def test_same_tokens_by_every_method(
 @pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.9, 1.0])
 def test_same_tokens_whatever_is_proposed(accuracy: float, width: int, truth: dict[object, Completion]) -> None:
     config = EngineConfig(
-        target=TARGET, max_batch=16, kv_blocks=60, block_size=4, speculation=SpeculationConfig(policy="fixed")
+        target=TARGET,
+        max_batch=16,
+        kv_blocks=60,
+        block_size=4,
+        speculation=SpeculationConfig(method="ngram", policy="fixed"),
     )
     core = EngineCore(config, make=lambda context: {"none": oracle(truth, accuracy=accuracy, width=width)})
     assert answers(run(core, REQUESTS)) == answers(truth)
