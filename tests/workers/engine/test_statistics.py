@@ -125,7 +125,9 @@ def _drafting(draft: list[int], params: SamplingParams, length: int = 4) -> Comp
     rest = truth[0].token_ids
 
     core = EngineCore(
-        EngineConfig(target=TARGET, speculation=SpeculationConfig(method="ngram", max_draft_tokens=length, policy="fixed")),
+        EngineConfig(
+            target=TARGET, speculation=SpeculationConfig(method="ngram", max_draft_tokens=length, policy="fixed")
+        ),
         make=lambda context: {
             "none": FixedSpeculator(
                 lambda seq, room: DraftTree.chain(draft or rest[seq.num_emitted : seq.num_emitted + room])
