@@ -59,5 +59,5 @@ def _export(store: Store, job: Job, path: str) -> None:
     if job.state is not JobState.COMPLETED:
         note(f"not exported, since the job is {job.state}; see: nightdraft export {job.name} --partial --out {path}")
         return
-    export_to(store, job, path)
+    export_to(store, job, path, token_ids=bool(job.spec.get("keep_token_ids")))
     note(f"results: {path}")

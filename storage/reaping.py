@@ -16,7 +16,11 @@ from storage.records import Chunk, ChunkState, Result, RowStatus
 from storage.tables import chunks, jobs, results
 
 WORKER_CRASHED = "worker_crashed"
-"""Error code of a row that was in the hands of a worker each time it died."""
+"""Error code of a row that was in the hands of a worker each time it died.
+
+Its record has neither row_id nor carried columns: who reaps has the store, and perhaps not the input. An export has
+them, since it reads the input again.
+"""
 
 
 class PoisonedRow(NamedTuple):

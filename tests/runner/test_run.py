@@ -44,6 +44,16 @@ def test_every_row_is_answered_and_exported_in_order(cli: Cli, prompts: Path) ->
     assert set(table["_status"].to_pylist()) == {"ok"}
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_token_ids_are_exported_where_they_are_kept(cli: Cli, prompts: Path, kept: bool) -> None:
+    cli.run(prompts, "--set", f"keep_token_ids={json.dumps(kept)}", "--out", "ids.parquet")
+    table = pq.read_table(cli.folder / "ids.parquet")
+    assert ("output_token_ids" in table.column_names) == kept
+    if kept:
+        lengths = [len(ids) for ids in table["output_token_ids"].to_pylist()]
+        assert lengths == table["num_output_tokens"].to_pylist()
+
+
 def test_the_final_table_shows_the_counts(cli: Cli, prompts: Path) -> None:
     result = cli("run", str(prompts), "--target", TARGET, "--max-tokens", "8", "--method", "ngram")
     for words in (
@@ -304,13 +314,15 @@ def test_cancel_resume_and_watch(cli: Cli, prompts: Path) -> None:
 def test_a_row_that_breaks_the_engine_becomes_an_error_and_the_others_finish(
     cli: Cli, write_prompts: WritePrompts
 ) -> None:
-    path = write_prompts([f"p{n}" if n != 2 else "POISON" for n in range(5)])
+    path = write_prompts([f"p{n}" if n != 2 else "POISON" for n in range(5)], category=list("abcde"))
     target = "scripted:fail_on=POISON"
-    result = cli("run", str(path), "--target", target, "--max-tokens", "4", "--name", "poison", code=3)
+    arguments = ("--max-tokens", "4", "--name", "poison", "--out", "poison.parquet")
+    result = cli("run", str(path), "--target", target, *arguments, code=3)
     assert "the batch holds 'POISON'" in result.stderr
     assert "Traceback" not in result.stderr
     (row,) = cli.json("errors", "poison")
     assert (row["row_index"], row["error_code"]) == (2, "worker_crashed")
+    assert pq.read_table(cli.folder / "poison.parquet")["category"].to_pylist() == list("abcde")
 
 
 def test_what_a_killed_run_left_behind_is_said_once_and_other_jobs_are_silent(cli: Cli, prompts: Path) -> None:
