@@ -127,7 +127,7 @@ class EngineCore:
         with self._timed("commit"):
             self._commit(feeds, verdicts)
             self._learn(emitting, verdicts)
-        self._account(feeds, lengths, len(batch.logits_rows), time.perf_counter() - started)
+        self._account(feeds, lengths, time.perf_counter() - started)
         with self._timed("retire"):
             return self._retire_finished(verdicts)
 
@@ -229,10 +229,11 @@ class EngineCore:
         yield
         self.profile.add(part, time.perf_counter() - started)
 
-    def _account(self, feeds: Seq[Feed], lengths: Seq[int], logit_rows: int, seconds: float) -> None:
+    def _account(self, feeds: Seq[Feed], lengths: Seq[int], seconds: float) -> None:
         """Charge each sequence its share of the step, by rows; tell the controller what drafts of `lengths` took."""
         rows = sum(feed.num_rows for feed in feeds)
         draft, verify = self.profile.finish_step()
+        logit_rows = sum(1 + len(feed.tree) for feed in feeds if feed.logits)
         drafting, levels = sum(map(bool, lengths)), max(lengths, default=0)
         self.controller.timed(StepCost(logit_rows, rows - logit_rows, drafting, levels, draft, seconds - draft))
         for feed in feeds:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.workers.engine.test_controller import sequence, step
-from workers.engine import SpeculationConfig
+from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.controller import StepCost, make_controller
 
 LONGEST = 4
@@ -124,3 +124,17 @@ def test_a_load_that_changes_changes_the_plan() -> None:
     assert shares[0] > 0.9
     assert shares[1] < 0.1
     assert shares[2] > 0.9
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16])
+def test_the_engine_drafts_where_a_pass_takes_its_time_whatever_its_rows(batch: int) -> None:
+    """A pass of some milliseconds for any number of rows, drafts for nothing, texts that repeat themselves."""
+    speculation = SpeculationConfig(method="ngram", ngram_min=1, policy="auto")
+    config = EngineConfig(target="scripted:order=1,eos_every=0,delay_ms=3", max_batch=batch, speculation=speculation)
+    core = EngineCore(config)
+    for index in range(2 * batch):
+        core.add(Request(index, [65 + index, 66], SamplingParams(max_tokens=96)))
+    while core.has_work:
+        core.step()
+    total = core.snapshot()
+    assert total.accepted > 0.5 * total.emitted
