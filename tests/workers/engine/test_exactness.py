@@ -2,99 +2,120 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests, oracle, run
-from tests.workers.engine.speculators.drafts import (
-    eagle3_tensors,
-    random_heads,
-    safeailab3,
-    write_eagle,
-    write_heads,
-)
+from tests.workers.engine.worlds import WORLDS, World
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
-from workers.engine.models.scripted import HIDDEN, Script
+from workers.engine.config import METHODS
 
-REQUESTS = mixed_requests(200)
-VOCAB = Script.parse(TARGET).vocab
-
-METHODS = {
-    "none": SpeculationConfig(),
-    "ngram": SpeculationConfig(method="ngram", max_draft_tokens=6, ngram_min=1, policy="fixed"),
-    "suffix": SpeculationConfig(method="suffix", max_draft_tokens=8, policy="fixed"),
-    "draft chain": SpeculationConfig(
-        method="draft_model", draft="scripted:seed=3,order=1,sharpness=2.0", max_draft_tokens=4, policy="fixed"
-    ),
-    "draft tree": SpeculationConfig(
-        method="draft_model",
-        draft="scripted:seed=3,order=1,sharpness=2.0",
-        max_draft_tokens=4,
-        tree_width=3,
-        policy="fixed",
-    ),
-    "self draft": SpeculationConfig(method="draft_model", draft="target", max_draft_tokens=5),
-    "self draft tree": SpeculationConfig(method="draft_model", draft="target", max_draft_tokens=3, tree_width=2),
-    "draft with other ids": SpeculationConfig(
-        method="draft_model", draft="scripted:seed=3,order=1,sharpness=2.0,vocab=300", tree_width=2, policy="fixed"
-    ),
-    "draft through text": SpeculationConfig(
-        method="draft_model", draft="scripted:seed=3,order=1,sharpness=2.0,vocab=300", vocabulary="text", policy="fixed"
-    ),
-    "self": SpeculationConfig(method="self", skip=("mlp.0",), max_draft_tokens=5, policy="fixed"),
-    "self tree": SpeculationConfig(method="self", skip=("attn.0", "mlp.0"), tree_width=3, policy="fixed"),
-    "self dynamic tree": SpeculationConfig(
-        method="self", skip=("attn.0", "mlp.0"), tree_width=3, tree_nodes=4, policy="fixed"
-    ),
-    "medusa": SpeculationConfig(method="medusa", draft="heads", max_draft_tokens=2, tree_width=2, policy="fixed"),
-    "eagle": SpeculationConfig(method="eagle", draft="layer", max_draft_tokens=2, tree_width=2, policy="fixed"),
-    "threshold": SpeculationConfig(method="ngram", max_draft_tokens=8, ngram_min=1, policy="threshold"),
+PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0))
+SHAPES: dict[str, dict[str, Any]] = {
+    "own": {},
+    "chain": {"tree_width": 1},
+    "beam": {"tree_width": 3},
+    "paths": {"tree_paths": PATHS},
+    "dynamic": {"tree_width": 3, "tree_nodes": 7},
 }
+OWN, TREES = ("own",), ("chain", "beam", "paths", "dynamic")
 
-SETTINGS = {
+
+class Way:
+    """A way of speculating: in which world, which shapes its drafts may have, with which of them it has to answer all
+    requests and not only the first ones, and whether its drafts are meant to be right at times."""
+
+    def __init__(
+        self, world: str, method: str, *, shapes: Seq[str] = TREES, all_of: str = "", good: bool = True, **options: Any
+    ) -> None:
+        self.world, self.shapes, self.all_of, self.good = world, shapes, all_of, good
+        self.method = method
+        self._options = {"policy": "fixed", **options} if method != "none" else options
+
+    def speculation(self, shape: str) -> SpeculationConfig:
+        return SpeculationConfig(method=self.method, **self._options, **SHAPES[shape])
+
+
+WAYS = {
+    "none": Way("scripted", "none", shapes=OWN, all_of="own", good=False),
+    "ngram": Way("repeating", "ngram", shapes=OWN, all_of="own", ngram_min=1, max_draft_tokens=6),
+    "ngram, threshold": Way("repeating", "ngram", shapes=OWN, ngram_min=1, policy="threshold", good=False),
+    "suffix": Way("repeating", "suffix", shapes=OWN, all_of="own", max_draft_tokens=8),
+    "draft_model": Way("scripted", "draft_model", draft="small", all_of="dynamic"),
+    "draft_model, threshold": Way("scripted", "draft_model", shapes=("beam",), draft="small", policy="threshold"),
+    "draft_model, auto": Way(
+        "scripted", "draft_model", shapes=("chain", "dynamic"), draft="small", policy="auto", good=False
+    ),
+    "draft_model, the target": Way("scripted", "draft_model", shapes=("chain", "paths"), draft="target"),
+    "draft_model, useless": Way("scripted", "draft_model", draft="scripted:seed=9", shapes=("beam",), good=False),
+    "draft_model, mapped": Way("scripted", "draft_model", draft="other ids", vocabulary="mapped", all_of="paths"),
+    "draft_model, text": Way("scripted", "draft_model", shapes=OWN, draft="other ids", vocabulary="text"),
+    "draft_model, int8": Way("tiny", "draft_model", draft="target", draft_dtype="int8"),
+    "mapped, bpe": Way("recital", "draft_model", draft="bpe", vocabulary="mapped"),
+    "mapped, sentencepiece": Way("recital", "draft_model", draft="sentencepiece", vocabulary="mapped"),
+    "text, bpe": Way("recital", "draft_model", shapes=OWN, draft="bpe", vocabulary="text"),
+    "text, sentencepiece": Way("recital", "draft_model", shapes=OWN, draft="sentencepiece", vocabulary="text"),
+    "self, skip": Way("scripted", "self", skip=("attn.0", "mlp.0"), all_of="beam"),
+    "self, real layers": Way("tiny", "self", skip=("attn.1", "mlp.2")),
+    "self, exit": Way("tiny", "self", exit_layer=1),
+    "medusa": Way("tiny", "medusa", draft="heads", all_of="paths"),
+    "medusa, calibrated": Way("tiny", "medusa", shapes=OWN, draft="calibrated heads"),
+    "medusa, threshold": Way("tiny", "medusa", shapes=("dynamic",), draft="heads", policy="threshold"),
+    "medusa, useless": Way("tiny", "medusa", shapes=("beam",), draft="random heads", good=False),
+    "medusa, int8": Way("tiny", "medusa", shapes=("dynamic",), draft="heads", draft_dtype="int8"),
+    "eagle1": Way("tiny", "eagle", draft="eagle1", all_of="dynamic"),
+    "eagle1, int8": Way("tiny", "eagle", shapes=("dynamic",), draft="eagle1", draft_dtype="int8"),
+    "eagle3": Way("tiny", "eagle", draft="eagle3"),
+    "eagle3, fewer tokens": Way("tiny", "eagle", shapes=("chain", "dynamic"), draft="eagle3, fewer tokens"),
+}
+"""A new speculator is a line here."""
+CASES = [(name, shape) for name, way in WAYS.items() for shape in way.shapes]
+FEW = 24
+"""Requests for the shapes that do not answer all of them: every sampling feature is among these as well."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
     "batch 1": {"max_batch": 1},
-    "batch 4": {"max_batch": 4, "max_step_tokens": 16},
+    "batch 4": {"max_batch": 4, "max_step_tokens": 16, "prefix_reuse": False, "block_size": 1, "kv_blocks": 4800},
     "batch 32": {"max_batch": 32},
     "preempting": {"max_batch": 32, "kv_blocks": 40, "block_size": 4},
-    "no reuse": {"max_batch": 8, "prefix_reuse": False, "block_size": 1},
 }
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
+    return {name: make(tmp_path_factory.mktemp(name)) for name, make in WORLDS.items()}
+
+
+def test_every_method_stands_in_the_table() -> None:
+    assert {way.method for way in WAYS.values()} == set(METHODS)
+    assert {way.method for way in WAYS.values() if way.all_of} == set(METHODS), "and answers all requests at least once"
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("name", "shape"), CASES, ids=[f"{name}-{shape}" for name, shape in CASES])
+def test_same_tokens(name: str, shape: str, setting: str, worlds: dict[str, World]) -> None:
+    way = WAYS[name]
+    world = worlds[way.world]
+    requests = world.requests if shape == way.all_of else world.requests[:FEW]
+    core = world.core(way.speculation(shape), **SETTINGS[setting])
+    done = run(core, requests)
+    assert answers(done) == {request.id: world.truth[request.id] for request in requests}
+    stats = [completion.stats for completion in done.values()]
+    if way.good:
+        assert sum(s.accepted for s in stats) > len(requests) / 2
+    if setting == "preempting":
+        assert core.batcher.num_preemptions > len(requests) / 10
+
+
+REQUESTS = mixed_requests(200)
 
 
 @pytest.fixture(scope="module")
 def truth() -> dict[object, Completion]:
     return run(engine(max_batch=1, prefix_reuse=False), REQUESTS)
-
-
-@pytest.fixture(scope="module")
-def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, str]:
-    """Heads and a draft layer for the scripted target's hidden states, with random weights."""
-    folder = tmp_path_factory.mktemp("drafts")
-    layer = safeailab3(
-        hidden_size=24, head_dim=8, target_hidden_size=HIDDEN, draft_vocab_size=VOCAB,
-        eagle_aux_hidden_state_layer_ids=[0],
-    )  # fmt: skip
-    tensors = eagle3_tensors(
-        features=1, hidden=24, head_dim=8, feature_size=HIDDEN, draft_vocab=VOCAB, target_vocab=VOCAB
-    )
-    return {
-        "heads": write_heads(folder / "heads", random_heads(3, hidden=HIDDEN, vocab=VOCAB)),
-        "layer": write_eagle(folder / "layer", layer, tensors),
-    }
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("method", METHODS)
-def test_same_tokens_by_every_method(
-    method: str, setting: str, truth: dict[object, Completion], drafts: dict[str | None, str]
-) -> None:
-    speculation = METHODS[method]
-    speculation = replace(speculation, draft=drafts.get(speculation.draft, speculation.draft))
-    core = engine(speculation=speculation, **SETTINGS[setting])
-    done = run(core, REQUESTS)
-    assert answers(done) == answers(truth)
-    if setting == "preempting":
-        assert core.batcher.num_preemptions > 20
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])

@@ -23,6 +23,10 @@ from workers.engine.models.trial import Trial
 def save(directory: Path, config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0, shift: int = 0) -> str:
     """A tiny model and a tokenizer with one token per byte, starting at id 10 + shift."""
     build(config, dtype, seed).save_pretrained(directory)
+    return save_tokenizer(directory, shift)
+
+
+def save_tokenizer(directory: Path, shift: int = 0) -> str:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {f"<{i}>": i for i in range(10 + shift)} | {c: 10 + shift + i for i, c in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab, []))

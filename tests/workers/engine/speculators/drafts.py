@@ -133,6 +133,36 @@ def eagle3_tensors(
     return tensors | (extra or {})
 
 
+CHAINED3 = {
+    **LAYER,
+    "num_key_value_heads": HEADS,
+    "attention_bias": True,
+    "eagle_aux_hidden_state_layer_ids": [2, 0, 1],
+}
+"""Config of `chained_eagle3`, but for its vocabulary."""
+
+
+def chained_eagle3(model: LlamaForCausalLM, *, draft_vocab: int, near: float = 0.02) -> dict[str, torch.Tensor]:
+    """A layer that passes the embedding on, but for noise, as `tiny_model` does; of EAGLE-3's layout, where that takes
+    attention: queries and keys are constant, so that rotation makes every position attend to itself, and values are
+    the embedding without what the residual stream holds already."""
+    tensors = eagle3_tensors(draft_vocab=draft_vocab, embed=False)
+    generator, one = torch.Generator().manual_seed(4), torch.eye(HIDDEN)
+    for key, tensor in tensors.items():
+        if tensor.is_floating_point():
+            tensors[key] = torch.ones_like(tensor) if tensor.ndim == 1 else near * tensor
+    name, half = "midlayer.self_attn", HIDDEN // HEADS // 2
+    constant = torch.cat([torch.full((half,), 10.0), torch.zeros(half)]).repeat(HEADS)
+    noise = near * torch.randn((HIDDEN, 2 * HIDDEN), generator=generator)
+    tensors |= {f"{name}.{part}_proj.weight": torch.zeros(HIDDEN, 2 * HIDDEN) for part in "qk"}
+    tensors |= {f"{name}.{part}_proj.bias": constant.clone() for part in "qk"}
+    tensors |= {f"{name}.v_proj.weight": torch.cat([one, -one], 1) + noise, f"{name}.v_proj.bias": torch.zeros(HIDDEN)}
+    tensors[f"{name}.o_proj.weight"] = one
+    known = torch.arange(draft_vocab) + tensors.get("d2t", torch.zeros(draft_vocab, dtype=torch.long))
+    tensors["lm_head.weight"] = model.lm_head.weight.detach()[known]
+    return tensors
+
+
 def write_eagle(
     directory: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], *, pickled: bool = False
 ) -> str:
