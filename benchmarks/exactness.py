@@ -23,7 +23,7 @@ from workers.engine import Completion, EngineConfig, EngineCore, Request, Sampli
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading import load_model
 
-TOKENS = 12
+TOKENS = 24
 METHODS = {
     "none": SpeculationConfig(),
     "ngram": SpeculationConfig(method="ngram", ngram_min=1, policy="fixed"),
