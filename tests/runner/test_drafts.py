@@ -101,8 +101,8 @@ def test_a_skip_set_is_calibrated_and_a_job_takes_it(cli: Cli, prompts: Path, ll
     found = cli.json("calibrate", str(prompts), "--target", llama, "--method", "self", *SMALL, "--out", "skip.json")
     assert found["file"] == "skip.json"
     assert all(name.split(".")[0] in ("attn", "mlp") for name in found["skip"])
-    arguments = ("--method", "self", "--skip-file", "skip.json", "--max-tokens", "8", "--limit", "3")
-    summary = cli.json("run", str(prompts), "--target", llama, *arguments)
+    arguments = ("--method", "self", "--skip-file", "skip.json", "--policy", "fixed", "--max-tokens", "8")
+    summary = cli.json("run", str(prompts), "--target", llama, *arguments, "--limit", "3")
     assert (summary["num_ok"], summary["num_draft_tokens"] > 0) == (3, True)
 
 

@@ -43,7 +43,15 @@ def rows_of(store: Store, query: str) -> list[Sequence[Any]]:
 
 
 def test_rows_name_their_method_and_the_view_separates_them(store: Store, prompts: Path) -> None:
-    job = run(store, prompts, "mixed", method="ngram", row_methods=["none", "suffix", "draft_model"], draft="target")
+    job = run(
+        store,
+        prompts,
+        "mixed",
+        method="ngram",
+        row_methods=["none", "suffix", "draft_model"],
+        draft="target",
+        policy="fixed",
+    )
     found = rows_of(
         store,
         "SELECT method, num_results, num_draft_tokens, num_accepted_draft_tokens, num_output_tokens"

@@ -233,7 +233,7 @@ def test_sizes_and_memory_of_a_draft_model(tmp_path: Any) -> None:
 
 def test_there_must_be_something_to_compare() -> None:
     with pytest.raises(InvalidConfig, match="give a method, prompts and batches"):
-        check(method="none")
+        check_draft(EngineConfig(TARGET), PROMPTS, (1,), 8)
     with pytest.raises(InvalidConfig, match="batch 4: no step in which all decode"):
         check_draft(EngineConfig(TARGET, speculation=SpeculationConfig(method="ngram")), PROMPTS, (4,), 1)
     with pytest.raises(InvalidConfig, match="prompt 1 cannot be measured: the prompt has no tokens"):
