@@ -36,7 +36,7 @@ say "Acceptance by position in the draft"
 step nightdraft sql "SELECT position, num_reached, num_accepted, draft_acceptance_rate, survival_rate
     FROM acceptance_by_position WHERE job_name = 'demo' ORDER BY position"
 
-say "Ways of speculating that need no training: 24 rows each, 4 at a time (small batches gain most)"
+say "Ways of speculating that need no training: 24 rows each, 4 at a time, drafts of fixed length, to compare them"
 compare() {
     name=compare-$1
     shift
@@ -45,11 +45,11 @@ compare() {
     nightdraft run demo/prompts.parquet --target "$target" "$@" >>demo/compare.log
 }
 compare none
-compare ngram --method ngram
-compare suffix --method suffix
-compare int8 --draft target --draft-dtype int8
+compare ngram --method ngram --policy fixed
+compare suffix --method suffix --policy fixed
+compare int8 --draft target --draft-dtype int8 --policy fixed
 # What is skipped was found by: nightdraft calibrate demo/prompts.parquet --method self --target smollm2-135m
-compare self --method self --max-draft-tokens 2 \
+compare self --method self --max-draft-tokens 2 --policy fixed \
     --set "engine.speculation.skip=[$(skipped attn 3 4 6 7 8 10 12), $(skipped mlp 1 2 3 4 5 6)]"
 
 say "Tokens per second of drafting and verifying, and whether the answers are those of plain decoding"
@@ -63,6 +63,16 @@ step nightdraft sql "SELECT substr(j.name, 9) AS method,
     JOIN jobs AS none ON none.name = 'compare-none'
     LEFT JOIN results AS plain ON plain.job_id = none.id AND plain.row_index = r.row_index AND plain.sample = r.sample
     WHERE j.name LIKE 'compare-%' GROUP BY j.name ORDER BY tokens_per_second DESC"
+differing=$(nightdraft sql --format csv "SELECT count(*) AS differing
+    FROM results AS r
+    JOIN jobs AS j ON j.id = r.job_id
+    JOIN jobs AS none ON none.name = 'compare-none'
+    LEFT JOIN results AS plain ON plain.job_id = none.id AND plain.row_index = r.row_index AND plain.sample = r.sample
+    WHERE j.name LIKE 'compare-%' AND r.output_text IS NOT plain.output_text" | tail -n 1 | tr -d '\r')
+if [ "$differing" != 0 ]; then
+    echo "$differing answers differ from plain decoding, which must not be: please report it" >&2
+    exit 1
+fi
 
 say "Acceptance by position in the draft"
 step nightdraft sql "SELECT substr(job_name, 9) AS method,
