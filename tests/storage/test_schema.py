@@ -67,24 +67,6 @@ def test_an_older_schema_is_refused_until_upgraded(store: Store, store_url: str)
         Store.open(store_url)
 
 
-def test_upgrading_makes_the_views_anew(store: Store, store_url: str) -> None:
-    columns = view_columns(store)
-    _set_revision(store, "0001")
-    with store.database.engine.begin() as connection:
-        connection.exec_driver_sql("DROP VIEW engine_throughput")
-        connection.exec_driver_sql("CREATE VIEW engine_throughput AS SELECT 1 AS old")
-    with pytest.raises(SchemaOutdated, match=r"revision 0001.*nightdraft db upgrade"):
-        Store.open(store_url)
-    store.upgrade()
-    assert view_columns(store) == columns
-
-
-def view_columns(store: Store) -> list[str]:
-    return store.database.read(
-        lambda connection: [column["name"] for column in sa.inspect(connection).get_columns("engine_throughput")]
-    )
-
-
 def test_a_newer_schema_is_refused(store: Store, store_url: str) -> None:
     _set_revision(store, "9999")
     with pytest.raises(SchemaOutdated, match=r"9999.*newer nightdraft"):
