@@ -25,12 +25,14 @@ PASSES: dict[str, Callable[[int], float]] = {
 
 @dataclass(frozen=True)
 class World:
-    """What a pass and a level of a draft take, and how often drafts are accepted, sequence by sequence."""
+    """What a pass and a level of a draft take, and how often drafts are accepted, sequence by sequence; how often a
+    draft that is asked for is there."""
 
     seconds: Callable[[int], float]
     level: float
     acceptance: Sequence[float]
     batch: int
+    offered: float = 1.0
 
     def tokens_per_second(self, policy: str, length: int = LONGEST) -> float:
         speculation = SpeculationConfig(method="ngram", policy=policy, max_draft_tokens=max(length, 1))
@@ -42,11 +44,12 @@ class World:
             admitted = min(self.batch - len(running), len(waiting))
             running += [waiting.pop() for _ in range(admitted)]
             lengths = controller.plan(running) if length else [0] * len(running)
+            offers = [planned if rng.random() < self.offered else 0 for planned in lengths]
             verdicts = [
-                step(seq, planned, self.acceptance[seq.index % len(self.acceptance)], rng)
-                for seq, planned in zip(running, lengths, strict=True)
+                step(seq, offer, self.acceptance[seq.index % len(self.acceptance)], rng)
+                for seq, offer in zip(running, offers, strict=True)
             ]
-            rows, levels = len(running) + sum(lengths), max(lengths)
+            rows, levels = len(running) + sum(offers), max(lengths)
             cost = StepCost(
                 logit_rows=rows,
                 prompt_rows=PROMPT_ROWS * admitted,
@@ -78,6 +81,17 @@ def test_about_as_fast_as_the_best_length_that_could_have_been_set(
     auto = world.tokens_per_second("auto")
     assert auto > 0.92 * max(fixed.values())
     assert auto > 0.95 * fixed[0]
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.9])
+@pytest.mark.parametrize("offered", [0.05, 0.5])
+@pytest.mark.parametrize("passes", PASSES)
+def test_drafts_that_are_seldom_found(passes: str, offered: float, acceptance: float) -> None:
+    world = World(PASSES[passes], 0.0, (acceptance,), 8, offered)
+    fixed = {length: world.tokens_per_second("fixed", length) for length in (0, 1, 2, LONGEST)}
+    auto = world.tokens_per_second("auto")
+    assert auto > 0.93 * max(fixed.values())
+    assert auto > 0.97 * fixed[0]
 
 
 def test_sequences_get_lengths_of_their_own() -> None:

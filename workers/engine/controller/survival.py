@@ -1,4 +1,4 @@
-"""How likely the levels of a draft are to be accepted, learnt from those that were put to the test."""
+"""How likely drafts are to be offered, and their levels to be accepted, learnt from the steps that asked for drafts."""
 
 from __future__ import annotations
 
@@ -17,56 +17,69 @@ _TYPICAL = 16
 """Drafts of a sequence that count for its method. With all of them, what is known of new sequences would be what is
 known of those that drafts suit, as those draft most."""
 _PRIOR_WEIGHT = 8.0
-"""Levels that a prior counts for."""
+"""Trials that a prior counts for."""
 _FIRST_GUESS = 0.6
 
 
 class _Counts:
-    """Levels that were accepted and that were put to the test, [2, levels], the older ones counting less."""
+    """Successes and trials, [2, 1 + levels], the older ones counting less.
 
-    def __init__(self, levels: int) -> None:
-        self.levels: Floats = np.zeros((2, levels))
-        self.drafts = 0
+    Trial 0 is asking for a draft, which a lookup may not find; trial k is level k of a draft being put to the test.
+    """
 
-    def add(self, verdict: Verdict, forgetting: float) -> None:
-        self.levels *= forgetting
-        self.levels[0, : len(verdict.path)] += 1
-        self.levels[1, : verdict.reached] += 1
-        self.drafts += verdict.reached > 0
+    def __init__(self, levels: int, forgetting: float) -> None:
+        self._counts: Floats = np.zeros((2, 1 + levels))
+        self._forgetting = forgetting
+        self._steps = 0
+        """Since the counts were last brought up to date: a step without a draft is to cost nothing here."""
+        self.asked = 0
+
+    def add(self, verdict: Verdict, asked: bool) -> None:
+        self._steps += 1
+        if asked:
+            successes, trials = self.counts
+            trials[: 1 + verdict.reached] += 1
+            successes[: len(verdict.path) + (verdict.reached > 0)] += 1
+            self.asked += 1
+
+    @property
+    def counts(self) -> Floats:
+        if self._steps:
+            self._counts *= self._forgetting**self._steps
+            self._steps = 0
+        return self._counts
 
 
 class Survival:
-    """Conditional acceptance by level: of a method, and of each sequence, shrunk towards its method's."""
+    """Rates of a method and of each sequence, the latter shrunk towards its method's."""
 
     def __init__(self, levels: int) -> None:
         self._levels = levels
-        self._methods: defaultdict[str | None, _Counts] = defaultdict(self._none)
-        self._sequences: defaultdict[Sequence, _Counts] = defaultdict(self._none)
+        self._methods: defaultdict[str | None, _Counts] = defaultdict(lambda: _Counts(levels, _FORGETTING_OF_METHOD))
+        self._sequences: defaultdict[Sequence, _Counts] = defaultdict(lambda: _Counts(levels, _FORGETTING))
 
-    def _none(self) -> _Counts:
-        return _Counts(self._levels)
-
-    def learn(self, verdict: Verdict) -> None:
-        """A sequence that did not draft forgets as well, and so comes back to what its method is worth."""
+    def learn(self, verdict: Verdict, asked: bool) -> None:
+        """A sequence that was not asked to draft forgets as well, and so comes back to what its method is worth."""
         counts = self._sequences[verdict.seq]
-        counts.add(verdict, _FORGETTING)
-        if verdict.reached and counts.drafts <= _TYPICAL:
-            self._methods[verdict.seq.request.method].add(verdict, _FORGETTING_OF_METHOD)
+        counts.add(verdict, asked)
+        if asked and counts.asked <= _TYPICAL:
+            self._methods[verdict.seq.request.method].add(verdict, asked)
 
-    def of(self, seqs: Seq[Sequence]) -> Floats:
-        """[B, levels] probability that the level and all above it are accepted."""
-        counts = np.stack([self._sequences[seq].levels for seq in seqs])
+    def of(self, seqs: Seq[Sequence]) -> tuple[Floats, Floats]:
+        """[B] probability that a draft is offered when asked for; [B, levels] that, if so, the level is accepted."""
+        counts = np.stack([self._sequences[seq].counts for seq in seqs])
         priors = {method: self._rates(method) for method in {seq.request.method for seq in seqs}}
         prior = np.stack([priors[seq.request.method] for seq in seqs])
         rates = (counts[:, 0] + _PRIOR_WEIGHT * prior) / (counts[:, 1] + _PRIOR_WEIGHT)
-        survival: Floats = np.cumprod(rates, axis=1)
-        return survival
+        survival: Floats = np.cumprod(rates[:, 1:], axis=1)
+        return rates[:, 0], survival
 
     def _rates(self, method: str | None) -> Floats:
-        """[levels]; a level that was seldom reached is taken to be like the one above it."""
-        accepted, reached = self._methods[method].levels
-        rates, above = np.empty(self._levels), _FIRST_GUESS
-        for level in range(self._levels):
+        """[1 + levels]; a level that was seldom reached is taken to be like the one above it."""
+        accepted, reached = self._methods[method].counts
+        rates, above = np.empty(1 + self._levels), _FIRST_GUESS
+        rates[0] = (accepted[0] + _PRIOR_WEIGHT) / (reached[0] + _PRIOR_WEIGHT)
+        for level in range(1, 1 + self._levels):
             above = (accepted[level] + _PRIOR_WEIGHT * above) / (reached[level] + _PRIOR_WEIGHT)
             rates[level] = above
         return rates
