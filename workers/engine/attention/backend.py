@@ -35,7 +35,6 @@ BACKENDS = {
     "sdpa": "workers.engine.attention.sdpa:SdpaAttention",
     "reference": "workers.engine.attention.reference:ReferenceAttention",
 }
-PLANNED = {"flash": "flash-attn is not supported yet: choose sdpa on CUDA"}
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -43,8 +42,6 @@ def resolve_attention(name: str, device: torch.device, dtype: torch.dtype) -> st
     """The backend that `name` stands for ("auto": the best for the device); `UnsupportedModel` if it cannot run."""
     if name == "auto":
         return "numba" if device.type == "cpu" and dtype in COMPILED_DTYPES else "sdpa"
-    if name in PLANNED:
-        raise UnsupportedModel(f"attention {name!r}: {PLANNED[name]}")
     if name not in BACKENDS:
         raise UnsupportedModel(f"attention {name!r} is unknown; known: auto, {', '.join(BACKENDS)}")
     if name == "numba" and device.type != "cpu":

@@ -102,7 +102,6 @@ def test_auto_takes_the_best_backend_of_the_device() -> None:
 @pytest.mark.parametrize(
     ("name", "device", "dtype", "message"),
     [
-        ("flash", "cuda", torch.bfloat16, "not supported yet"),
         ("numba", "cuda", torch.bfloat16, "runs on the CPU"),
         ("numba", "cpu", torch.float64, "float32 and bfloat16"),
         ("fast", "cpu", torch.float32, "unknown; known: auto, numba"),
