@@ -13,7 +13,7 @@ from runner.spec import JobSpec
 from runner.tables import console, print_fields, print_json, print_rows
 from scheduler.dataset import Dataset, inspect
 from scheduler.planning import default_chunk_rows, plan_chunks
-from workers.engine.config import SCORERS, SpeculationConfig
+from workers.engine.config import OPTIONS_OF_CHOICES, OPTIONS_OF_METHODS, SpeculationConfig
 from workers.engine.errors import EngineError
 from workers.prepare import PreparedRow, Preparer, RejectedRow
 from workers.prompts import PromptRenderer
@@ -27,19 +27,6 @@ SAMPLED_ROWS = 2000
 SAMPLED_PLACES = 20
 """The sampled rows come from this many places, spread evenly over the dataset."""
 BAR_WIDTH = 40
-
-METHOD_OPTIONS = {
-    "ngram": ("ngram_min", "ngram_max"),
-    "suffix": ("suffix_depth", "suffix_factor", "suffix_min_probability"),
-    "draft_model": ("draft", "draft_dtype", "vocabulary"),
-    "medusa": ("draft", "draft_dtype"),
-    "eagle": ("draft", "draft_dtype"),
-    "self": ("skip", "exit_layer", "skip_file"),
-}
-TREE_OPTIONS = ("tree_width", "tree_nodes", "tree_paths")
-"""Of the methods that score tokens."""
-DRAFT_OPTIONS = ("max_draft_tokens", "policy", "verify")
-"""Of every method that drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +111,15 @@ def _plan(spec: JobSpec, dataset: Dataset, max_model_len: int, speculation: Spec
 
 def _speculation(config: SpeculationConfig) -> dict[str, Any]:
     """The methods, and those of their options that say something."""
-    methods = config.methods
-    options = [option for method in methods for option in METHOD_OPTIONS.get(method, ())]
-    if set(methods) & set(SCORERS):
-        options += TREE_OPTIONS
-    if methods != ("none",):
-        options += DRAFT_OPTIONS
-    values = {
-        "method": config.method,
-        "row_methods": config.row_methods,
-        **{name: getattr(config, name) for name in options},
-    }
-    if "max_draft_tokens" in values and "medusa" not in methods:
-        values["max_draft_tokens"] = config.depth
+    values: dict[str, Any] = {"method": config.method, "row_methods": config.row_methods}
+    for option, methods in OPTIONS_OF_METHODS.items():
+        choice = OPTIONS_OF_CHOICES.get(option)
+        if not set(methods).isdisjoint(config.methods) and (not choice or getattr(config, choice[0]) == choice[1]):
+            values[option] = getattr(config, option)
+    if "max_draft_tokens" in values:
+        values["verify"] = config.verify
+        if "medusa" not in config.methods:
+            values["max_draft_tokens"] = config.depth
     return {name.replace("_", " "): value for name, value in values.items() if value not in (None, ())}
 
 
