@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from runner.local import LocalRun
-from runner.progress import JsonDisplay
-from runner.submitting import submit_job
-from storage.records import ChunkState, JobState
-from storage.store import Store
 from tests.runner.conftest import TARGET, Cli
-from tests.runner.test_spec import MINIMAL
 from tests.workers.engine.models.test_loading import save
 from tests.workers.engine.models.tiny import config_of
 
@@ -309,114 +298,6 @@ def test_cancel_resume_and_watch(cli: Cli, prompts: Path) -> None:
     assert cli.json("run", "job.yaml")["state"] == "completed"
     lines = cli("watch", "c", "--json").stdout.splitlines()
     assert '"completed"' in lines[-1]
-
-
-def test_a_row_that_breaks_the_engine_becomes_an_error_and_the_others_finish(
-    cli: Cli, write_prompts: WritePrompts
-) -> None:
-    path = write_prompts([f"p{n}" if n != 2 else "POISON" for n in range(5)], category=list("abcde"))
-    target = "scripted:fail_on=POISON"
-    arguments = ("--max-tokens", "4", "--name", "poison", "--out", "poison.parquet")
-    result = cli("run", str(path), "--target", target, *arguments, code=3)
-    assert "the batch holds 'POISON'" in result.stderr
-    assert "Traceback" not in result.stderr
-    (row,) = cli.json("errors", "poison")
-    assert (row["row_index"], row["error_code"]) == (2, "worker_crashed")
-    assert pq.read_table(cli.folder / "poison.parquet")["category"].to_pylist() == list("abcde")
-
-
-def test_what_a_killed_run_left_behind_is_said_once_and_other_jobs_are_silent(cli: Cli, prompts: Path) -> None:
-    for name in ("mine", "other"):
-        (cli.folder / f"{name}.yaml").write_text(
-            f"name: {name}\ninput: {{paths: prompts.parquet}}\nengine: {{target: '{TARGET}'}}\nchunk_rows: 4\n"
-        )
-        cli("submit", f"{name}.yaml")
-    with Store.open(cli.store) as store:
-        mine, other = store.get_job("mine"), store.get_job("other")
-        for job in (mine, mine, other):
-            assert store.claim_next("killed", 60.0, job.id) is not None
-        store.expire_leases("killed")
-        errors = cli("run", "mine.yaml").stderr
-        assert store.progress(other.id).chunks[ChunkState.RUNNING] == 1, "left to those who work on that job"
-    assert errors.count("WARNING") == errors.count("left behind when it was killed or failed") == 1
-    assert not re.search("other|chunk|" + "|".join((mine.id, other.id)), errors)
-
-
-def test_stop_drains_and_the_next_run_goes_on(tmp_path: Path, write_prompts: WritePrompts) -> None:
-    import threading
-
-    from runner.spec import parse_spec
-
-    path = write_prompts([f"p{n}" for n in range(40)])
-    spec = parse_spec(
-        {
-            **MINIMAL,
-            "name": "drained",
-            "input": {"paths": str(path)},
-            "engine": {"target": "scripted:delay_ms=20,eos_every=0", "max_batch": 4},
-            "sampling": {"max_tokens": 10},
-            "chunk_rows": 8,
-        }
-    )
-    stop = threading.Event()
-
-    class StopOnFirstResult(JsonDisplay):
-        def update(self, summary, rates, note="") -> None:  # type: ignore[no-untyped-def]
-            if summary.num_done:
-                stop.set()
-
-    with Store.open(f"sqlite:///{tmp_path}/d.db") as store:
-        job = submit_job(store, spec).job
-        outcome = LocalRun(store, job, stop).run(StopOnFirstResult())
-        assert outcome.job.state is JobState.IN_PROGRESS
-        done = store.progress(job.id).num_ok
-        assert 0 < done < 40
-        outcome = LocalRun(store, submit_job(store, spec).job, threading.Event()).run(JsonDisplay())
-        assert outcome.job.state is JobState.COMPLETED
-        assert len(list(store.iter_results(job.id))) == 40
-
-
-def start(cli: Cli, path: Path, target: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from runner.cli import main; main()", "run", str(path), "--target", target]
-    command += [
-        "--max-tokens",
-        "12",
-        "--chunk-rows",
-        "8",
-        "--name",
-        "k",
-        "--set",
-        "engine.max_batch=4",
-        "--store",
-        cli.store,
-    ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cli.folder)
-
-
-def wait_for_results(cli: Cli, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        with Store.open(cli.store) as store:
-            job = store.find_job("k")
-            if job is not None and store.progress(job.id).num_ok:
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"no results: {process.communicate()}")
-
-
-def test_ctrl_c_drains_with_130_and_kill_9_loses_nothing(cli: Cli, write_prompts: WritePrompts) -> None:
-    path = write_prompts([f"p{n}" for n in range(64)])
-    target = "scripted:delay_ms=15,eos_every=0"
-    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
-        process = start(cli, path, target)
-        wait_for_results(cli, process)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == code, err
-    process = start(cli, path, target)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert "64 of 64" in out
 
 
 @pytest.mark.parametrize(
