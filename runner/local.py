@@ -110,7 +110,7 @@ class LocalRun:
         if self._stop.is_set():
             return "draining"
         if worker.busy == 0:
-            return "waiting for chunks that another process holds" if self._running_elsewhere() else ""
+            return "waiting for rows that another process holds" if self._running_elsewhere() else ""
         return "loading the model" if loading else ""
 
     def _running_elsewhere(self) -> bool:
