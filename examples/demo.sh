@@ -26,7 +26,8 @@ if [ ! -e demo/prompts.parquet ] ||
     step python examples/make_prompts.py demo/prompts.parquet
 fi
 
-step nightdraft run demo/prompts.parquet --target "$target" --method ngram --max-tokens 96 --name demo --out demo
+# Every step drafts: the tables are to show what drafts are worth, also where policy auto would rest.
+step nightdraft run demo/prompts.parquet --target "$target" --method ngram --policy fixed --max-tokens 96 --name demo --out demo
 
 say "Acceptance by category"
 step nightdraft sql "SELECT value AS category, num_results, mean_acceptance_length, draft_acceptance_rate
