@@ -72,7 +72,7 @@ def prepared_prompts(spec: JobSpec) -> Prompts:
 
 
 def _prepared(spec: JobSpec, dataset: Dataset, target: Model) -> Iterator[PreparedRow | RejectedRow]:
-    from workers.engine.batcher import context_length
+    from workers.engine.models.loading import context_length
 
     settings = job_settings(spec, dataset)
     preparer = Preparer(settings, target.tokenizer, context_length(settings.engine, target.executor))

@@ -11,14 +11,10 @@ from workers.engine.config import EngineConfig
 from workers.engine.errors import EmptyPrompt, InvalidParams, PromptTooLong
 from workers.engine.kv_cache import KVCache
 from workers.engine.models.executor import Executor
+from workers.engine.models.loading import context_length
 from workers.engine.request import Request
 from workers.engine.sampler import validate_params
 from workers.engine.sequence import Sequence
-
-
-def context_length(config: EngineConfig, target: Executor) -> int:
-    """Tokens that a sequence may have."""
-    return min(target.max_model_len, config.max_model_len or target.max_model_len)
 
 
 def pool_blocks(config: EngineConfig, target: Executor) -> int:

@@ -10,14 +10,14 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from workers.engine.batch import Batch, Feed
-from workers.engine.batcher import Batcher, check_request, context_length, pool_blocks
+from workers.engine.batcher import Batcher, check_request, pool_blocks
 from workers.engine.config import EngineConfig
 from workers.engine.controller import Controller, StepCost, make_controller
 from workers.engine.detokenizer import StopScanner
 from workers.engine.errors import EngineError
 from workers.engine.kv_cache import KVCache
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import load_model
+from workers.engine.models.loading import context_length, load_model
 from workers.engine.request import Completion, FinishReason, Request
 from workers.engine.results import completion_of, failure
 from workers.engine.sequence import Sequence

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from workers.engine.batcher import check_request, context_length
+from workers.engine.batcher import check_request
 from workers.engine.config import EngineConfig
-from workers.engine.models.loading import outline_model
+from workers.engine.models.loading import context_length, outline_model
 from workers.engine.request import Request
 from workers.engine.speculators.self_draft import with_skip_set
 from workers.engine.speculators.speculator import check_speculators

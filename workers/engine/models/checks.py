@@ -1,7 +1,8 @@
 """What a model must be like for packed execution, checked by name at load.
 
-`check_config` reads the config alone, before any weights load. `probe` then runs a few tokens through the loaded
-model and looks at everything it hands to its attention function: a feature that no config field gives away shows there.
+`check_config` and `check_length` read the config alone, before any weights load. `probe` then runs a few tokens through
+the loaded model and looks at everything it hands to its attention function: a feature that no config field gives away
+shows there.
 `confirm` compares the executor built on it with transformers' own forward pass.
 """
 
@@ -30,30 +31,46 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 """Norm of the difference of the logits, relative to the norm of the logits."""
 
 
-def context_limit(config: Any, name: str, requested: int | None) -> int:
-    """Tokens that a sequence may have; raises `InvalidConfig` when more are asked for than the model has positions."""
+def context_limit(config: Any, name: str, requested: int | None, bound: int | None = None) -> int:
+    """Tokens that a sequence may have: as many as are asked for, or as the model has positions, but at most `bound`.
+
+    Raises `InvalidConfig` when more are asked for than there are positions, and when nothing says how many.
+    """
     limit: int | None = getattr(config, "max_position_embeddings", None)
-    wanted = requested or limit
-    if wanted is None:
-        raise InvalidConfig(f"{name}: the model's config gives no context length; set max_model_len")
     if limit is not None and requested is not None and requested > limit:
         raise InvalidConfig(f"max_model_len is {requested}, but {name} has {limit} positions")
-    return wanted
+    known = [length for length in (requested or limit, bound) if length is not None]
+    if not known:
+        raise InvalidConfig(f"{name}: the model's config gives no context length; set max_model_len")
+    return min(known)
 
 
-def check_config(config: Any, model_class: Any, name: str, max_model_len: int) -> None:
-    """Raise `UnsupportedModel`, naming the model and the reason, for what packed attention does not honour."""
+def check_config(config: Any, model_class: Any, name: str) -> None:
+    """Raise `UnsupportedModel`, naming the model and the reason, for what packed attention never honours."""
     if config.is_encoder_decoder:
         _refuse(name, config, "is an encoder-decoder model; only decoders can run")
     if not getattr(model_class, "_supports_attention_backend", False):
         _refuse(name, config, "does not take its attention from transformers' AttentionInterface")
+    layers = set(getattr(config, "layer_types", None) or ())
+    unknown = layers - {"full_attention", "attention", "sliding_attention"}
+    if unknown:
+        _refuse(name, config, f"has layers of kind {', '.join(sorted(unknown))}; only full attention is supported")
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    if softcap is not None:
+        _refuse(name, config, f"caps its attention logits (softcap {softcap})")
+    if getattr(config, "kv_lora_rank", None):
+        _refuse(name, config, "has multi-head latent attention (MLA)")
+
+
+def check_length(config: Any, name: str, max_model_len: int) -> None:
+    """Raise `UnsupportedModel` for what is not honoured with sequences as long as that, and say what would be.
+
+    Of a model that `check_config` has let in: to advise a shorter context is the last word, not the first of several.
+    """
     window = getattr(config, "sliding_window", None)
     layers = set(getattr(config, "layer_types", None) or ())
     if window is not None and window < max_model_len and (not layers or "sliding_attention" in layers):
         _refuse(name, config, f"has a sliding window of {window} tokens: set max_model_len to {window} or less")
-    unknown = layers - {"full_attention", "attention", "sliding_attention"}
-    if unknown:
-        _refuse(name, config, f"has layers of kind {', '.join(sorted(unknown))}; only full attention is supported")
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk is not None and chunk < max_model_len:
         _refuse(name, config, f"attends in chunks of {chunk} tokens: set max_model_len to {chunk} or less")
@@ -62,11 +79,6 @@ def check_config(config: Any, model_class: Any, name: str, max_model_len: int) -
     if rope.get("rope_type") == "longrope" and original and max_model_len > original:
         reason = f"turns all its rotary angles once a batch holds more than {original} positions"
         _refuse(name, config, f"{reason}: set max_model_len to {original} or less")
-    softcap = getattr(config, "attn_logit_softcapping", None)
-    if softcap is not None:
-        _refuse(name, config, f"caps its attention logits (softcap {softcap})")
-    if getattr(config, "kv_lora_rank", None):
-        _refuse(name, config, "has multi-head latent attention (MLA)")
 
 
 @dataclass(frozen=True, slots=True)

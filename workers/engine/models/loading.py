@@ -9,7 +9,7 @@ from typing import TypeVar
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig
 from workers.engine.models import scripted
-from workers.engine.models.executor import LoadedModel, Model
+from workers.engine.models.executor import Executor, LoadedModel, Model
 
 _Model = TypeVar("_Model", bound=Model)
 
@@ -27,10 +27,16 @@ def outline_model(config: EngineConfig) -> Model:
     return _outline(config.target, config, config.max_model_len)
 
 
+def context_length(config: EngineConfig, target: Executor) -> int:
+    """Tokens that a sequence may have."""
+    return min(target.max_model_len, config.max_model_len or target.max_model_len)
+
+
 def load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel:
     """The draft model of `config.speculation`; "target" shares the target's weights, or is a copy in another precision.
 
-    Its context may be shorter than the target's, and its vocabulary another. Raises what `load_model` raises.
+    Its context may be shorter than the target's and is never longer; its vocabulary may be another. Raises what
+    `load_model` raises.
     """
     return _draft(config, target, _load)
 
@@ -48,25 +54,30 @@ def _draft(config: EngineConfig, target: _Model, open_model: Callable[..., _Mode
         if dtype is None:
             return target
         name = config.target
+    bound = context_length(config, target.executor)
     if dtype is None:
-        return open_model(name, config, None)
+        return open_model(name, config, None, bound=bound)
     if name.startswith(scripted.PREFIX):
         raise InvalidConfig(f"draft {name}: a scripted model has no weights, so draft_dtype {dtype} means nothing")
     int8 = dtype == "int8"
-    return open_model(name, config if int8 else replace(config, dtype=dtype), None, int8=int8)
+    return open_model(name, config if int8 else replace(config, dtype=dtype), None, bound=bound, int8=int8)
 
 
-def _load(target: str, config: EngineConfig, max_model_len: int | None, *, int8: bool = False) -> LoadedModel:
+def _load(
+    target: str, config: EngineConfig, max_model_len: int | None, *, bound: int | None = None, int8: bool = False
+) -> LoadedModel:
     if target.startswith(scripted.PREFIX):
         return scripted.load_scripted(target)
     from workers.engine.models.pretrained import load_pretrained
 
-    return load_pretrained(target, config, max_model_len, int8=int8)
+    return load_pretrained(target, config, max_model_len, bound=bound, int8=int8)
 
 
-def _outline(target: str, config: EngineConfig, max_model_len: int | None, *, int8: bool = False) -> Model:
+def _outline(
+    target: str, config: EngineConfig, max_model_len: int | None, *, bound: int | None = None, int8: bool = False
+) -> Model:
     if target.startswith(scripted.PREFIX):
         return scripted.load_scripted(target)
     from workers.engine.models.pretrained import outline_pretrained
 
-    return outline_pretrained(target, config, max_model_len, int8=int8)
+    return outline_pretrained(target, config, max_model_len, bound=bound, int8=int8)

@@ -15,7 +15,7 @@ from workers.engine.batch import Batch
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.kv_cache import CacheShape, KVCache
-from workers.engine.models.checks import check_config, context_limit
+from workers.engine.models.checks import check_config, check_length, context_limit
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.fused import covers
 from workers.engine.models.gguf_copy import converted
@@ -33,13 +33,22 @@ class Outline:
     Raises `UnsupportedModel` or `InvalidConfig` for what the config alone shows to be impossible.
     """
 
-    def __init__(self, source: Source, config: EngineConfig, max_model_len: int | None, *, int8: bool = False) -> None:
+    def __init__(
+        self,
+        source: Source,
+        config: EngineConfig,
+        max_model_len: int | None,
+        *,
+        bound: int | None = None,
+        int8: bool = False,
+    ) -> None:
         self.name = source.name
         self.device = resolve_device(config.device)
         self.config = read(AutoConfig, source, config.trust_remote_code)
         """transformers' config of the model."""
-        self.max_model_len = context_limit(self.config, self.name, max_model_len)
-        check_config(self.config, _model_class(self.config, source), self.name, self.max_model_len)
+        check_config(self.config, _model_class(self.config, source), self.name)
+        self.max_model_len = context_limit(self.config, self.name, max_model_len, bound)
+        check_length(self.config, self.name, self.max_model_len)
         self._source = source
         self._engine = config
         self._int8 = int8

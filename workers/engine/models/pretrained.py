@@ -25,10 +25,15 @@ from workers.engine.models.quantised import check_quantisable
 from workers.engine.models.sources import Source, quiet, resolve
 
 
-def load_pretrained(target: str, config: EngineConfig, max_model_len: int | None, *, int8: bool = False) -> LoadedModel:
-    """The model that `target` names. Raises `ModelNotFound`, `UnsupportedModel` or `InvalidConfig`."""
+def load_pretrained(
+    target: str, config: EngineConfig, max_model_len: int | None, *, bound: int | None = None, int8: bool = False
+) -> LoadedModel:
+    """The model that `target` names, with as much context as `context_limit` says.
+
+    Raises `ModelNotFound`, `UnsupportedModel` or `InvalidConfig`.
+    """
     source = converted(resolve(target))
-    outline = Outline(source, config, max_model_len, int8=int8)
+    outline = Outline(source, config, max_model_len, bound=bound, int8=int8)
     tokenizer, vocabulary = outline.tokenizer, outline.vocabulary
     source.fetch_weights()
     model = _load_weights(source, config, outline.device)
@@ -52,12 +57,14 @@ def load_pretrained(target: str, config: EngineConfig, max_model_len: int | None
     )
 
 
-def outline_pretrained(target: str, config: EngineConfig, max_model_len: int | None, *, int8: bool = False) -> Outline:
+def outline_pretrained(
+    target: str, config: EngineConfig, max_model_len: int | None, *, bound: int | None = None, int8: bool = False
+) -> Outline:
     """What the model's files say. Raises what `load_pretrained` raises before it loads weights."""
     source = described(resolve(target))
     if source.hub_id is None:
         source.fetch_weights()  # downloads nothing: the directory must hold some
-    return Outline(source, config, max_model_len, int8=int8)
+    return Outline(source, config, max_model_len, bound=bound, int8=int8)
 
 
 def build_executor(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.models.tiny import VOCAB, build, config_of, prompt
+from tests.workers.engine.models.tiny import LONGROPE, VOCAB, build, config_of, prompt
 from workers.engine.batch import Feed
 from workers.engine.errors import InvalidConfig, UnsupportedModel
-from workers.engine.models.checks import check_config, context_limit, probe
+from workers.engine.models.checks import check_config, check_length, context_limit, probe
 from workers.engine.models.executor import Executor
 from workers.engine.models.hf import HuggingFaceExecutor
 from workers.engine.models.pretrained import build_executor
@@ -20,18 +20,11 @@ from workers.engine.tree import DraftTree
 ACCEPTED = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "GPTNeoX", "Phi", "Phi3", "GPT2", "OPT", "Mixtral", "Olmo2"]
 FUSED = {"Llama", "Mistral", "Qwen2", "Qwen3"}
 LIMIT = 200
-LONGROPE = {
-    "original_max_position_embeddings": 64,
-    "rope_parameters": {
-        "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0,
-        "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
-    },
-}  # fmt: skip
 
 
 def load(config: Any, attention: str = "numba", dtype: torch.dtype = torch.float32) -> tuple[Executor, Any]:
     """Executor of a tiny model, and the untouched model."""
-    check_config(config, type(build(config)), "tiny", LIMIT)
+    check_all(config)
     return build_executor(build(config, dtype), attention, "tiny", LIMIT), build(config, dtype)
 
 
@@ -93,14 +86,19 @@ def test_what_packed_attention_does_not_honour_is_refused_from_the_config(
 ) -> None:
     config = config_of(name, **changes)
     with pytest.raises(UnsupportedModel, match=f"tiny \\({config.model_type}\\).*{message}"):
-        check_config(config, type(build(config)), "tiny", LIMIT)
+        check_all(config)
+
+
+def check_all(config: Any) -> None:
+    check_config(config, type(build(config)), "tiny")
+    check_length(config, "tiny", LIMIT)
 
 
 def test_encoder_decoders_are_refused() -> None:
     from transformers import BartForCausalLM
 
     with pytest.raises(UnsupportedModel, match="encoder-decoder"):
-        check_config(config_of("Bart"), BartForCausalLM, "tiny", LIMIT)
+        check_config(config_of("Bart"), BartForCausalLM, "tiny")
 
 
 def test_a_window_beyond_the_context_limit_does_no_harm() -> None:
@@ -111,7 +109,7 @@ def test_a_window_beyond_the_context_limit_does_no_harm() -> None:
 
 def test_attention_sinks_show_in_the_probe() -> None:
     config = config_of("GptOss", sliding_window=4096)
-    check_config(config, type(build(config)), "tiny", LIMIT)
+    check_config(config, type(build(config)), "tiny")
     with pytest.raises(UnsupportedModel, match="has attention sinks"):
         probe(build(config), "tiny", LIMIT)
 
@@ -127,6 +125,9 @@ def test_context_limit_is_the_models_or_the_shorter_one_asked_for() -> None:
     assert context_limit(config, "tiny", 100) == 100
     with pytest.raises(InvalidConfig, match="max_model_len is 257, but tiny has 256 positions"):
         context_limit(config, "tiny", 257)
+    assert context_limit(config, "tiny", None, 100) == 100
+    assert context_limit(config, "tiny", None, 1000) == 256
+    assert context_limit(config_of("Bloom"), "tiny", None, 100) == 100
     with pytest.raises(InvalidConfig, match="set max_model_len"):
         context_limit(config_of("Bloom"), "tiny", None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.workers.engine.models.tiny import build, config_of, prompt
+from tests.workers.engine.models.tiny import LONGROPE, build, config_of, prompt
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.engine.models import sources
-from workers.engine.models.loading import load_draft, load_model, outline_model
+from workers.engine.models.loading import load_draft, load_model, outline_draft, outline_model
 from workers.engine.models.outline import resolve_device
 from workers.engine.models.trial import Trial
 
@@ -103,6 +104,24 @@ def test_problems_show_before_weights_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "mamba"}, "AttentionInterface"),
+        ({"model_type": "t5"}, "not a causal language model"),
+        ({"model_type": "whisper"}, "encoder-decoder"),
+        ({"model_type": "clip"}, "not a causal language model"),
+        ({"model_type": "qwen2_5_vl"}, "not a causal language model"),
+    ],
+)
+def test_the_first_answer_is_the_final_one(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Nobody is told to set max_model_len for a model that cannot run with any."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for options in ({}, {"max_model_len": 64}):
+        with pytest.raises(UnsupportedModel, match=message):
+            load_model(EngineConfig(target=str(tmp_path), **options))
+
+
+@pytest.mark.parametrize(
     ("target", "message"),
     [
         ("/no/such/place", "no such directory or file"),
@@ -164,6 +183,20 @@ def test_a_draft_shares_the_targets_weights_or_brings_its_own(tmp_path: Path, ll
     draft = load_draft(drafting(llama, small), target)
     assert draft.executor.cache_shape.num_layers == 1
     assert draft.executor.max_model_len == 128
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Qwen2", "Starcoder2", "Cohere2", "Olmo3", "Exaone4", "Phi3"])
+def test_the_context_of_a_draft_is_bounded_by_the_targets(name: str, tmp_path: Path, llama: str) -> None:
+    """What its config does not honour with longer sequences than the target's is no reason to refuse it."""
+    changes = (
+        LONGROPE
+        if name == "Phi3"
+        else {"sliding_window": 64, **({"use_sliding_window": True} if name == "Qwen2" else {})}
+    )
+    small = save(tmp_path, config_of(name, **changes), seed=3)
+    config = replace(drafting(llama, small), max_model_len=64)
+    assert outline_draft(config, outline_model(config)).executor.max_model_len == 64
+    assert load_draft(config, load_model(config)).executor.max_model_len == 64
 
 
 def test_scripted_models_need_no_files() -> None:

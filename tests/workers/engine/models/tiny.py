@@ -54,6 +54,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "OPT": {**COMMON, "ffn_dim": 80, "word_embed_proj_dim": 48},
     "Mixtral": {**GROUPED, "num_local_experts": 4, "sliding_window": None},
     "Olmo2": GROUPED,
+    "Starcoder2": GROUPED,
+    "Cohere2": {**GROUPED, "head_dim": 8},
+    "Olmo3": GROUPED,
+    "Exaone4": GROUPED,
     "Gemma2": {**GROUPED, "head_dim": 8},
     "Gemma3Text": {**GROUPED, "head_dim": 8, "sliding_window": 16},
     "GptOss": {**GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
@@ -66,4 +70,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Bloom": {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6},
     "Lfm2": {**GROUPED, "full_attn_idxs": [1]},
     "Mamba2": {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 16},
+}  # fmt: skip
+LONGROPE = {
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0,
+        "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+    },
 }  # fmt: skip
