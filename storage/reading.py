@@ -70,6 +70,7 @@ def result_from_row(row: Any) -> Result:
         output_text=output_text(row),
         output_token_ids=None if ids is None else tuple(ids),
         finish_reason=row.finish_reason,
+        stop_reason=row.stop_reason,
         error_code=row.error_code,
         error_message=row.error_message,
         row_id=row.row_id,

@@ -151,6 +151,8 @@ class Result:
     output_token_ids: tuple[int, ...] | None = None
     """Kept on request only."""
     finish_reason: str | None = None
+    stop_reason: str | None = None
+    """With finish_reason "stop": the stop string, or the digits of the stop id."""
     error_code: str | None = None
     error_message: str | None = None
     row_id: str | None = None

@@ -28,7 +28,7 @@ _TIMES = (
 )  # fmt: skip
 _RESULT_COLUMNS = (
     "job_id", "row_index", "sample", "epoch", "recorded_at", "status", "output_text", "output_bytes",
-    "output_token_ids", "finish_reason", "error_code", "error_message", "row_id", "carried",
+    "output_token_ids", "finish_reason", "stop_reason", "error_code", "error_message", "row_id", "carried",
     *_PLAIN, "seed", "logprobs", *_TIMES,
 )  # fmt: skip
 _ACCEPTANCE_COUNTS = (
@@ -241,6 +241,7 @@ def _result_values(job_id: str, epoch: int, now: Any, result: Result) -> tuple[A
         kept,
         None if result.output_token_ids is None else dumps(result.output_token_ids),
         result.finish_reason,
+        None if result.stop_reason is None else storable(result.stop_reason),
         result.error_code,
         None if result.error_message is None else storable(result.error_message),
         None if result.row_id is None else storable(result.row_id),

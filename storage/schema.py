@@ -12,7 +12,7 @@ from storage.errors import SchemaOutdated
 
 log = logging.getLogger(__name__)
 
-HEAD = "0002"
+HEAD = "0003"
 """The revision that this version needs: the newest one in storage/migrations/versions."""
 
 _SCRIPTS = str(Path(__file__).parent / "migrations")

@@ -145,6 +145,8 @@ results = sa.Table(
     sa.Column("output_bytes", sa.LargeBinary),
     sa.Column("output_token_ids", Json),
     sa.Column("finish_reason", sa.String),
+    # The stop string, or the digits of the stop id.
+    sa.Column("stop_reason", sa.Text),
     sa.Column("error_code", sa.String),
     sa.Column("error_message", sa.Text),
     sa.Column("row_id", sa.String),

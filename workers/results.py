@@ -32,6 +32,7 @@ def result_of(completion: Completion, row: Row, params: SamplingParams, *, keep_
         output_text=completion.text,
         output_token_ids=completion.token_ids if keep_token_ids else None,
         finish_reason=completion.finish_reason.value,
+        stop_reason=None if completion.stop_reason is None else str(completion.stop_reason),
         row_id=row.row_id,
         carried=row.carried,
         num_prompt_tokens=completion.num_prompt_tokens,

@@ -43,6 +43,21 @@ def test_token_ids_are_exported_where_they_are_kept(cli: Cli, prompts: Path, kep
         assert lengths == table["num_output_tokens"].to_pylist()
 
 
+def test_what_ended_an_answer_is_recorded_and_exported(cli: Cli, prompts: Path) -> None:
+    cli.run(
+        prompts, "--limit", "4", "--set", "keep_token_ids=true", "--out", "free.parquet", target="scripted:eos_every=0"
+    )
+    ids = pq.read_table(cli.folder / "free.parquet")["output_token_ids"].to_pylist()
+    text = next(chr(token) for token in ids[0] if 32 < token < 127)
+    sampling = ("--set", f"sampling.stop=[{json.dumps(text)}]", "--set", f"sampling.stop_token_ids=[{ids[1][5]}]")
+    cli.run(prompts, "--limit", "4", *sampling, "--name", "j", "--out", "j.parquet", target="scripted:eos_every=0")
+    exported = pq.read_table(cli.folder / "j.parquet").select(["finish_reason", "stop_reason"]).to_pylist()
+    assert exported[0] == {"finish_reason": "stop", "stop_reason": text}
+    assert exported[1]["stop_reason"] == str(ids[1][5])
+    recorded = "SELECT r.finish_reason, r.stop_reason FROM results r JOIN jobs j ON j.id = r.job_id WHERE j.name = 'j'"
+    assert cli.json("sql", f"{recorded} ORDER BY row_index") == exported
+
+
 def test_the_final_table_shows_the_counts(cli: Cli, prompts: Path) -> None:
     result = cli("run", str(prompts), "--target", TARGET, "--max-tokens", "8", "--method", "ngram")
     for words in (

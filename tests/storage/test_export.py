@@ -19,7 +19,7 @@ from storage.store import Store
 from tests.storage.helpers import answer, claim, failure, make_job, pairs, plan, work
 
 RESULT_COLUMNS = [
-    "_row_index", "_sample", "_status", "_error_code", "_error_message", "output_text", "finish_reason",
+    "_row_index", "_sample", "_status", "_error_code", "_error_message", "output_text", "finish_reason", "stop_reason",
     "num_prompt_tokens", "num_output_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens",
 ]  # fmt: skip
 

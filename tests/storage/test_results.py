@@ -20,6 +20,7 @@ def test_results_come_back_as_they_were_written(store: Store) -> None:
         0,
         output_text="näïve 日本 🎉 \t\n'\"\\ %s",
         output_token_ids=(1, 2, 2**31 - 1),
+        stop_reason="näïve\n",
         row_id="row/0",
         carried={"ü": "é", "list": [1, None, {"a": 0.1}], "n": None, "big": 2**53, "f": 0.1 + 0.2, "b": True},
         seed=2**64 - 1,

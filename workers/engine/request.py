@@ -80,6 +80,8 @@ class Completion:
     """Speculator and verification rule that ran, for example "ngram" or "draft_model"."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     num_preemptions: int = 0
+    stop_reason: int | str | None = None
+    """With finish_reason STOP: the stop id, or the stop string, which `text` ends before."""
     error_code: str | None = None
     error_message: str | None = None
 

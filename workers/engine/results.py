@@ -26,6 +26,7 @@ def completion_of(seq: Sequence, tokenizer: Tokenizer, method: str) -> Completio
         method=method,
         logprobs=None if seq.params.logprobs is None else tuple(seq.logprobs),
         num_preemptions=seq.num_preemptions,
+        stop_reason=seq.stop_reason,
     )
 
 

@@ -46,6 +46,8 @@ class Sequence:
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop id or stop string that ended it."""
     scanner: StopScanner | None = None
     """Watches for stop strings; None when the request has none."""
     stopped_text: str | None = None
@@ -110,6 +112,7 @@ class Sequence:
         if token in self.eos_token_ids and not params.ignore_eos:
             return FinishReason.EOS
         if token in params.stop_token_ids:
+            self.stop_reason = token
             return FinishReason.STOP
         if self.scanner and self._meets_stop_string(self.scanner, token):
             return FinishReason.STOP
@@ -118,8 +121,9 @@ class Sequence:
         return None
 
     def _meets_stop_string(self, scanner: StopScanner, token: int) -> bool:
-        cut = scanner.push(token)
-        if cut is None or self.num_emitted < self.params.min_tokens:
+        match = scanner.push(token)
+        if match is None or self.num_emitted < self.params.min_tokens:
             return False
-        self.stopped_text = scanner.text[:cut]
+        self.stop_reason = match.stop
+        self.stopped_text = scanner.text[: match.start]
         return True

@@ -66,7 +66,9 @@ def engine(target: str = TARGET, *, speculation: SpeculationConfig | None = None
 
 def answers(done: dict[object, Completion]) -> dict[object, tuple[object, ...]]:
     """What must not depend on how it was computed."""
-    return {key: (c.token_ids, c.text, c.finish_reason, c.error_code, c.logprobs) for key, c in done.items()}
+    return {
+        key: (c.token_ids, c.text, c.finish_reason, c.stop_reason, c.error_code, c.logprobs) for key, c in done.items()
+    }
 
 
 def oracle(truth: dict[object, Completion], *, accuracy: float, width: int = 1, seed: int = 0) -> FixedSpeculator:
