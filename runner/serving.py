@@ -17,11 +17,11 @@ from runner.tables import note
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def run_worker(store: str, broker: str, concurrency: int) -> NoReturn:
+def run_worker(store: str, broker: str, concurrency: int, *, allow_remote_code: bool) -> NoReturn:
     """Serve until SIGTERM or SIGINT, and end the process with the exit code. Raises what keeps it from starting."""
     from workers.app import run_worker as serve
 
-    _leave(serve(broker, store_url(store), concurrency))
+    _leave(serve(broker, store_url(store), concurrency, allow_remote_code=allow_remote_code))
 
 
 def _leave(code: int) -> NoReturn:

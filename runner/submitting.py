@@ -35,6 +35,15 @@ def warn_if_lossy(spec: JobSpec) -> None:
         )
 
 
+def warn_of_remote_code(spec: JobSpec) -> None:
+    """Say that code which comes with the models will run, if it may."""
+    if spec.engine_config().trust_remote_code:
+        note(
+            "warning: engine.trust_remote_code is set: Python code that comes with the target or its draft runs on"
+            " every worker which allows that, with all that the worker's user may do"
+        )
+
+
 def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: bool = False) -> Submission:
     """Inspect the input and record the job, or find the one that it repeats.
 
@@ -47,6 +56,7 @@ def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: b
     """
     dataset = inspect(spec.input_spec())
     warn_if_lossy(spec)
+    warn_of_remote_code(spec)
     known = None if new or spec.name is None else store.find_job(spec.name)
     complete = known is not None and known.state is JobState.COMPLETED
     spec = _settled(spec, known, _for_this_machine if models_here and not complete else _for_any_machine)

@@ -17,7 +17,7 @@ from celery.signals import worker_shutting_down
 
 from storage.store import Store
 from storage.wire import broker_settings, redacted
-from workers.host import EngineFactory, real_engine
+from workers.host import EngineFactory, real_engine, without_remote_code
 from workers.redis_window import mend_window
 from workers.tasks import register
 from workers.worker import Worker
@@ -61,6 +61,7 @@ def run_worker(
     store_url: str,
     concurrency: int = DEFAULT_CONCURRENCY,
     *,
+    allow_remote_code: bool = False,
     loglevel: str = "INFO",
     factory: EngineFactory = real_engine,
     overrides: Mapping[str, Any] | None = None,
@@ -69,8 +70,12 @@ def run_worker(
 
     On a signal it takes no more chunks, records what finished, releases its leases and returns within `STOP_SECONDS`;
     past that it ends the process. Call it from the main thread. Raises what `Store.open` raises.
+
+    allow_remote_code: jobs that ask for it may run code that comes with their model; otherwise they fail here.
     """
     app = create_app(broker_url, overrides)
+    if not allow_remote_code:
+        factory = without_remote_code(factory)
     with Store.open(store_url, patience=STORE_PATIENCE) as store, Worker(store, factory=factory) as worker:
         register(app, worker)
         drain = _Drain(worker)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from workers.engine.config import EngineConfig
+from workers.engine.errors import RemoteCodeRefused
 from workers.engine.request import Completion, Request
 from workers.engine.stats import EngineSnapshot
 from workers.engine.tokenizer import TextTokenizer
@@ -44,6 +45,24 @@ def real_engine(config: EngineConfig) -> AbstractAsyncContextManager[HostedEngin
     from workers.engine import Engine
 
     return Engine(config)
+
+
+def without_remote_code(factory: EngineFactory) -> EngineFactory:
+    """A factory that makes the same engines, except that none runs code which comes with a model.
+
+    For machines whose owner is not the submitter. The new factory raises `RemoteCodeRefused`.
+    """
+
+    def make(config: EngineConfig) -> AbstractAsyncContextManager[HostedEngine]:
+        if config.trust_remote_code:
+            raise RemoteCodeRefused(
+                f"the job asks to run code that comes with {config.target} or its draft (engine.trust_remote_code), "
+                "which this worker does not allow: start workers with --allow-remote-code and resume the job, or "
+                "submit it without engine.trust_remote_code"
+            )
+        return factory(config)
+
+    return make
 
 
 class EngineHost:

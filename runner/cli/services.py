@@ -15,11 +15,18 @@ def worker(
     ] = 3,
     store: Store = DEFAULT_STORE,
     broker: Broker = DEFAULT_BROKER,
+    allow_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-remote-code/--no-remote-code",
+            help="Whether jobs that ask for it (engine.trust_remote_code) may run code that comes with their model.",
+        ),
+    ] = False,
 ) -> None:
     """Take chunks from the broker and answer their rows. SIGTERM: records what is finished and exits."""
     from runner.serving import run_worker
 
-    run_worker(store, broker, concurrency)
+    run_worker(store, broker, concurrency, allow_remote_code=allow_remote_code)
 
 
 def scheduler(store: Store = DEFAULT_STORE, broker: Broker = DEFAULT_BROKER) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.runner.conftest import Cli
-from tests.workers.engine.models.test_loading import save
-from tests.workers.engine.models.tiny import config_of
+from tests.workers.engine.models.tiny import config_of, save
 from tests.workers.engine.speculators.drafts import random_heads, write_heads
 
 WritePrompts = Callable[..., Path]

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.runner.conftest import TARGET, Cli
-from tests.workers.engine.models.test_loading import save
-from tests.workers.engine.models.tiny import config_of
+from tests.workers.engine.models.tiny import config_of, save
 
 WritePrompts = Callable[..., Path]
 

@@ -69,10 +69,28 @@ def test_a_submitted_job_is_served_to_its_end(cli: Cli, write_prompts: Callable[
         assert not re.search("alembic|Warning|superuser", text)
 
 
+def test_workers_run_no_code_that_comes_with_a_model_unless_told_to(
+    cli: Cli, write_prompts: Callable[..., Path], redis_url: str
+) -> None:
+    write_prompts(["p"])
+    (cli.folder / "job.yaml").write_text(
+        f"name: codeful\ninput: {{paths: prompts.parquet}}\nengine: {{target: '{TARGET}', trust_remote_code: true}}\n"
+    )
+    assert "warning: engine.trust_remote_code" in cli("submit", "job.yaml").stderr
+    with service(cli, redis_url, "scheduler"):
+        with service(cli, redis_url, "worker") as vetoing:
+            wait_for_log(cli, vetoing, "worker", "--allow-remote-code")
+            assert cli.json("status", "codeful")["error_code"] == "remote_code_refused"
+        cli("resume", "codeful")
+        with service(cli, redis_url, "worker", "--allow-remote-code"):
+            cli("submit", "job.yaml", "--wait")
+    assert cli.json("status", "codeful")["num_ok"] == 1
+
+
 def test_a_worker_that_is_through_ends_whatever_its_threads_do(tmp_path: Path) -> None:
     code = """
 import sys, threading, workers.app
-def serve(*arguments):
+def serve(*arguments, **options):
     threading.Thread(target=threading.Event().wait).start()
     print("through", end="")
     return 0

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from storage.records import ChunkMessage, ChunkState, Job
+from scheduler.lifecycle import resume
+from storage.records import ChunkMessage, ChunkState, Job, JobState
 from storage.store import Store
 from tests.workers.fakes import Script
 from tests.workers.jobs import make_job, results, texts
 from workers.chunk import ChunkStatus
+from workers.host import without_remote_code
 from workers.worker import Draining, Worker
 
 
@@ -122,3 +124,21 @@ def test_a_worker_reports_itself_and_signs_off(store: Store, script: Script) -> 
         (info,) = store.list_workers()
         assert (info.worker_id, info.pid) == (worker.id, os.getpid())
     assert store.list_workers() == []
+
+
+def test_code_that_comes_with_a_model_runs_only_where_the_owner_of_the_machine_allows_it(
+    store: Store, script: Script, tmp_path: Path
+) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one"]}, engine={"target": "fake", "trust_remote_code": True})
+    with Worker(store, factory=without_remote_code(script.factory)) as worker:
+        outcome = worker.process(message(store, job))
+    assert outcome is not None
+    assert outcome.status is ChunkStatus.JOB_FAILED
+    failed = store.get_job(job.id)
+    assert (failed.state, failed.error_code) == (JobState.FAILED, "remote_code_refused")
+    assert "--allow-remote-code" in (failed.error_message or "")
+    assert script.loaded == []
+    resume(store, job.id)
+    with Worker(store, factory=script.factory) as worker:
+        worker.process(message(store, job))
+    assert texts(store, job) == {0: "ONE"}

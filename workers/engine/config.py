@@ -321,6 +321,7 @@ class EngineConfig:
     prefix_reuse: bool = True
     """Compute common prompt prefixes once."""
     trust_remote_code: bool = False
+    """Run the Python files that come with the target or the draft model. Without it none of them is even downloaded."""
 
     def __post_init__(self) -> None:
         wrong = dict(wrong_types(self))

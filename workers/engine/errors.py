@@ -59,6 +59,12 @@ class InvalidConfig(Refused):
     code = "invalid_config"
 
 
+class RemoteCodeRefused(InvalidConfig):
+    """The job asks to run code that comes with its model, and this machine does not allow it."""
+
+    code = "remote_code_refused"
+
+
 class NoSkipSet(InvalidConfig):
     """Nothing on this machine says what method self skips."""
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.engine.models.test_loading import save
-from tests.workers.engine.models.tiny import config_of, prompt
+from tests.workers.engine.models.tiny import config_of, prompt, save
 from tests.workers.engine.speculators.drafts import (
     HIDDEN,
     eagle3_tensors,

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from tests.workers.engine.models.test_architectures import ACCEPTED
-from tests.workers.engine.models.test_loading import save
-from tests.workers.engine.models.tiny import VOCAB, config_of
+from tests.workers.engine.models.tiny import VOCAB, config_of, save
 from tests.workers.engine.speculators.drafts import (
     LAYER,
     eagle1_tensors,

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.workers.engine.helpers import TARGET, answers, mixed_requests, run
-from tests.workers.engine.models.test_loading import save_tokenizer
-from tests.workers.engine.models.tiny import VOCAB
+from tests.workers.engine.models.tiny import VOCAB, save_tokenizer
 from tests.workers.engine.speculators.drafts import (
     CHAINED3,
     LAYER,

@@ -16,6 +16,7 @@ import torch
 
 from workers.engine.cache_directory import cache_directory
 from workers.engine.errors import InvalidConfig
+from workers.engine.models.reading import read_tokenizer
 from workers.engine.models.sources import Source, quiet
 
 VERSION = 1
@@ -44,7 +45,7 @@ def converted(source: Source) -> Source:
                 f"{source.name}: cannot write a converted copy to {target.parent} ({error}); set NIGHTDRAFT_CACHE"
             ) from error
         try:
-            _convert(source.path, work)
+            _convert(source, work)
             _publish(work, target)
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -55,15 +56,18 @@ def _place(source: Source) -> Path:
     return cache_directory() / "models" / f"{source.content_hash()}-v{VERSION}"
 
 
-def _convert(file: Path, directory: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+def _convert(source: Source, directory: Path) -> None:
+    from transformers import AutoModelForCausalLM, GgufConfig
 
-    location, name = str(file.parent), file.name
     # The unpacking loop draws a progress bar that no setting turns off.
-    with quiet(), redirect_stderr(io.StringIO()):
-        tokenizer = AutoTokenizer.from_pretrained(location, gguf_file=name)
+    with quiet(), redirect_stderr(io.StringIO()), source.directory() as location:
+        tokenizer = read_tokenizer(source)
         model = AutoModelForCausalLM.from_pretrained(
-            location, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+            location,
+            gguf_file=source.path.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+            trust_remote_code=False,
         )
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config

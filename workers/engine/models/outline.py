@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 from workers.engine.attention.backend import resolve_attention
 from workers.engine.batch import Batch
 from workers.engine.config import EngineConfig
-from workers.engine.errors import InvalidConfig, UnsupportedModel
+from workers.engine.errors import InvalidConfig
 from workers.engine.kv_cache import CacheShape, KVCache
 from workers.engine.models.checks import check_config, check_length, context_limit
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.fused import covers
 from workers.engine.models.gguf_copy import converted
 from workers.engine.models.quantised import check_quantisable
+from workers.engine.models.reading import eos_token_ids, model_class, read_config, read_tokenizer
 from workers.engine.models.skipping import SkipSet
 from workers.engine.models.sources import Source, quiet
 from workers.engine.tokenizer import HuggingFaceTokenizer, TextTokenizer
@@ -44,9 +44,9 @@ class Outline:
     ) -> None:
         self.name = source.name
         self.device = resolve_device(config.device)
-        self.config = read(AutoConfig, source, config.trust_remote_code)
+        self.config = read_config(source)
         """transformers' config of the model."""
-        check_config(self.config, _model_class(self.config, source), self.name)
+        check_config(self.config, model_class(self.config, source), self.name)
         self.max_model_len = context_limit(self.config, self.name, max_model_len, bound)
         check_length(self.config, self.name, self.max_model_len)
         self._source = source
@@ -55,7 +55,7 @@ class Outline:
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        return HuggingFaceTokenizer(self._tokenizer, _eos_token_ids(self._source, self._tokenizer, self.config))
+        return HuggingFaceTokenizer(self._tokenizer, eos_token_ids(self._source, self._tokenizer, self.config))
 
     @cached_property
     def vocabulary(self) -> str:
@@ -81,7 +81,7 @@ class Outline:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return read(AutoTokenizer, self._source, self._engine.trust_remote_code)
+        return read_tokenizer(self._source)
 
     def _skeleton(self) -> Any:
         """The transformers model without weights, in the precision that it will have."""
@@ -90,20 +90,7 @@ class Outline:
         if self._source.is_gguf or (self.device.type == "cpu" and dtype not in CPU_DTYPES):
             dtype = torch.float32
         with quiet(), torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
-                self.config, dtype=dtype, trust_remote_code=self._engine.trust_remote_code
-            )
-
-
-def _eos_token_ids(source: Source, tokenizer: Any, model_config: Any) -> frozenset[int]:
-    """Ids that end a text, by any of generation config, model config and tokenizer."""
-    found: list[Any] = [tokenizer.eos_token_id, model_config.eos_token_id]
-    if (source.path / "generation_config.json").is_file():
-        found.append(read(GenerationConfig, source, False).eos_token_id)
-    ids: set[int] = set()
-    for value in found:
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
-    return frozenset(ids)
+            return AutoModelForCausalLM.from_config(self.config, dtype=dtype, trust_remote_code=self._source.with_code)
 
 
 class UnloadedExecutor:
@@ -155,29 +142,3 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidConfig(f"device {name!r}: torch {torch.__version__} sees no CUDA device")
     return device
-
-
-def read(loader: Any, source: Source, trust_remote_code: bool) -> Any:
-    """Config or tokenizer, by the class `loader`, from a directory or the metadata of a GGUF file.
-
-    Raises `UnsupportedModel`.
-    """
-    place: Path = source.path
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if source.is_gguf:
-        place, options = place.parent, {**options, "gguf_file": place.name}
-    try:
-        with quiet():
-            return loader.from_pretrained(place, local_files_only=True, **options)
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"{source.name}: {error}") from error
-
-
-def _model_class(model_config: Any, source: Source) -> Any:
-    if "AutoModelForCausalLM" in getattr(model_config, "auto_map", {}):
-        from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-        return get_class_from_dynamic_module(model_config.auto_map["AutoModelForCausalLM"], source.path)
-    if type(model_config) not in AutoModelForCausalLM._model_mapping:
-        raise UnsupportedModel(f"{source.name} ({model_config.model_type}) is not a causal language model")
-    return AutoModelForCausalLM._model_mapping[type(model_config)]

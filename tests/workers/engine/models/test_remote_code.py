@@ -1,0 +1,288 @@
+"""Nothing of a checkpoint is executed, or even downloaded, unless the job asks for it by name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from tests.workers.engine.models.tiny import config_of, save
+from workers.engine.config import EngineConfig, SpeculationConfig
+from workers.engine.errors import EngineError, UnsupportedModel
+from workers.engine.models.loading import load_model
+from workers.engine.preflight import Preflight
+
+EVIL = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+(Path({marker!r})).touch()
+class MyConfig(LlamaConfig):
+    model_type = "{model_type}"
+class MyModel(LlamaForCausalLM):
+    config_class = MyConfig
+class MyTokenizer(PreTrainedTokenizerFast):
+    pass
+def generate(*arguments, **options):
+    pass
+"""
+
+
+class Trap:
+    """A checkpoint that would leave a mark if anything of it were executed."""
+
+    def __init__(self, folder: Path, llama: str) -> None:
+        self.model = folder / "model"
+        shutil.copytree(llama, self.model)
+        self._marker = folder / "executed"
+        self.code()
+
+    @property
+    def sprung(self) -> bool:
+        return self._marker.exists()
+
+    def code(self, model_type: str = "llama") -> None:
+        for name in ("evil.py", "custom_generate/generate.py"):
+            path = self.model / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(EVIL.format(marker=str(self._marker), model_type=model_type))
+
+    def change(self, file: str, **values: Any) -> None:
+        path = self.model / file
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**before, **values}))
+
+    def pickled(self) -> bytes:
+        return pickle.dumps(_Mark(str(self._marker)), protocol=2)
+
+
+class _Mark:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(self._path),)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(tmp_path_factory.mktemp("llama"), config_of("Llama"))
+
+
+@pytest.fixture
+def trap(tmp_path: Path, llama: str) -> Trap:
+    return Trap(tmp_path, llama)
+
+
+def _auto_map(trap: Trap) -> None:
+    trap.change("config.json", auto_map={"AutoModelForCausalLM": "evil.MyModel", "AutoConfig": "evil.MyConfig"})
+    trap.change("tokenizer_config.json", auto_map={"AutoTokenizer": [None, "evil.MyTokenizer"]})
+
+
+def _old_auto_map(trap: Trap) -> None:
+    trap.change("tokenizer_config.json", auto_map=[None, "evil.MyTokenizer"], tokenizer_class="MyTokenizer")
+
+
+def _only_own_code(trap: Trap) -> None:
+    _auto_map(trap)
+    trap.code("brand_new")
+    trap.change("config.json", model_type="brand_new")
+
+
+def _processor(trap: Trap) -> None:
+    for file in ("processor_config.json", "preprocessor_config.json", "generation_config.json"):
+        trap.change(file, auto_map={"AutoProcessor": "evil.MyTokenizer"}, processor_class="MyTokenizer")
+    trap.change("tokenizer_config.json", tokenizer_class="AutoProcessor")
+
+
+def _kernels(trap: Trap) -> None:
+    asked = {"_attn_implementation": "someone/kernel", "attn_implementation": "someone/kernel"}
+    trap.change("config.json", **asked, experts_implementation="someone/kernel")
+
+
+def _pickled_weights(trap: Trap) -> None:
+    (trap.model / "model.safetensors").unlink()
+    (trap.model / "pytorch_model.bin").write_bytes(trap.pickled())
+
+
+def _pickled_shard(trap: Trap) -> None:
+    (trap.model / "model.safetensors").rename(trap.model / "a.safetensors")
+    (trap.model / "b.bin").write_bytes(trap.pickled())
+    shards = {"model.embed_tokens.weight": "a.safetensors", "model.norm.weight": "b.bin"}
+    trap.change("model.safetensors.index.json", metadata={}, weight_map=shards)
+
+
+REFUSED = {_old_auto_map, _only_own_code, _processor, _pickled_weights, _pickled_shard}
+TRAPS: list[Callable[[Trap], None]] = [
+    _auto_map, _old_auto_map, _only_own_code, _processor, _kernels, _pickled_weights, _pickled_shard,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("bait", TRAPS)
+def test_nothing_of_a_checkpoint_is_executed(trap: Trap, llama: str, bait: Callable[[Trap], None], role: str) -> None:
+    bait(trap)
+    model = str(trap.model)
+    config = EngineConfig(target=model)
+    if role == "draft":
+        config = EngineConfig(target=llama, speculation=SpeculationConfig("draft_model", draft=model))
+    with suppress(EngineError):
+        Preflight(config)
+    assert not trap.sprung
+    with pytest.raises(EngineError) if bait in REFUSED else nullcontext():
+        load_model(EngineConfig(target=model))
+    assert not trap.sprung
+
+
+@pytest.mark.parametrize("file", ["medusa_lm_head.pt", "pytorch_model.bin"])
+def test_pickled_heads_and_layers_hold_tensors_alone(trap: Trap, llama: str, file: str) -> None:
+    (trap.model / "model.safetensors").unlink()
+    (trap.model / file).write_bytes(trap.pickled())
+    trap.change("config.json", medusa_num_heads=1)
+    method = "medusa" if "medusa" in file else "eagle"
+    with pytest.raises(UnsupportedModel, match="tensors alone"):
+        Preflight(EngineConfig(target=llama, speculation=SpeculationConfig(method, draft=str(trap.model))))
+    assert not trap.sprung
+
+
+def test_the_neighbours_of_a_gguf_file_are_not_its_own(trap: Trap, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("NIGHTDRAFT_CACHE", str(tmp_path / "cache"))
+    _auto_map(trap)
+    trap.change("config.json", model_type="brand_new")
+    file = trap.model / "model.gguf"
+    write_gguf(file)
+    for trusting in (False, True):
+        load_model(EngineConfig(target=str(file), trust_remote_code=trusting))
+        assert not trap.sprung
+
+
+def write_gguf(file: Path) -> None:
+    """A Llama of one layer."""
+    width, vocab = 32, 259
+    writer = gguf.GGUFWriter(str(file), "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(vocab)
+    writer.add_tokenizer_model("llama")
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * vocab)
+    writer.add_token_types([2, 3, 3, *[6] * 256])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    shapes = {
+        "token_embd": (vocab, width), "output_norm": (width,), "output": (vocab, width),
+        "blk.0.attn_norm": (width,), "blk.0.ffn_norm": (width,),
+        **{f"blk.0.attn_{part}": (width, width) for part in ("q", "k", "v", "output")},
+        "blk.0.ffn_gate": (64, width), "blk.0.ffn_up": (64, width), "blk.0.ffn_down": (width, 64),
+    }  # fmt: skip
+    numbers = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", numbers.normal(size=shape).astype(np.float32) * 0.1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_code_runs_when_the_job_asks_and_is_recorded(trap: Trap) -> None:
+    _auto_map(trap)
+    loaded = load_model(EngineConfig(target=str(trap.model), trust_remote_code=True))
+    assert trap.sprung
+    assert set(loaded.details["remote_code"]) == {"evil.py", "custom_generate/generate.py"}
+    without = load_model(EngineConfig(target=str(trap.model)))
+    assert without.details["remote_code"] == {}
+    (trap.model / "evil.py").write_text((trap.model / "evil.py").read_text() + "\n")
+    changed = load_model(EngineConfig(target=str(trap.model), trust_remote_code=True))
+    assert len({loaded.content_hash, without.content_hash, changed.content_hash}) == 3
+
+
+def test_a_model_that_has_no_other_code_says_what_to_set(trap: Trap) -> None:
+    _only_own_code(trap)
+    with pytest.raises(UnsupportedModel, match=r"engine\.trust_remote_code to true"):
+        load_model(EngineConfig(target=str(trap.model)))
+
+
+def test_python_files_are_downloaded_only_when_the_job_asks(
+    trap: Trap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _auto_map(trap)
+    with hub(trap.model) as (url, asked):
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for trusting in (False, True):
+            monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / f"cache-{trusting}"))
+            asked.clear()
+            load_model(EngineConfig(target="someone/some-model", trust_remote_code=trusting))
+            assert "/someone/some-model/resolve/0000000000000000000000000000000000000000/model.safetensors" in asked
+            assert any(path.endswith(".py") for path in asked) == trusting
+            assert trap.sprung == trusting
+
+
+@contextmanager
+def hub(model: Path) -> Iterator[tuple[str, list[str]]]:
+    """A hub with one model: its URL, and the paths that it was asked for."""
+    asked: list[str] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Hub, model, asked))
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Hub(BaseHTTPRequestHandler):
+    COMMIT = "0" * 40
+
+    def __init__(self, model: Path, asked: list[str], *arguments: Any) -> None:
+        self._model, self._asked = model, asked
+        super().__init__(*arguments)
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self.wfile.write(self._answer())
+
+    def _answer(self) -> bytes:
+        self._asked.append(self.path)
+        _, _, name = self.path.partition(f"/resolve/{self.COMMIT}/")
+        if name:
+            body = (self._model / name).read_bytes()
+        else:
+            files = [path for path in self._model.rglob("*") if path.is_file()]
+            names = [(str(path.relative_to(self._model)), path.stat().st_size) for path in files]
+            tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in names]
+            siblings = [{"rfilename": name} for name, _ in names]
+            about = {"id": "someone/some-model", "sha": self.COMMIT, "siblings": siblings}
+            body = json.dumps(tree if "/tree/" in self.path else about).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", f'"{hash(body)}"')
+        self.send_header("X-Repo-Commit", self.COMMIT)
+        self.end_headers()
+        return body
+
+    def log_message(self, *arguments: Any) -> None:
+        pass

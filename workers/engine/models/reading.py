@@ -1,0 +1,102 @@
+"""Config, tokenizer and model class of a checkpoint, as transformers reads them from its small files.
+
+Nothing of a checkpoint is executed unless the source says so (`Source.with_code`): no module that its `auto_map` names,
+no attention or expert kernel that its config asks for by name, no question at a terminal. A config that transformers
+has a class of its own for is read by that class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    dynamic_module_utils,
+)
+
+from workers.engine.errors import UnsupportedModel
+from workers.engine.models.refusals import refusing
+from workers.engine.models.sources import Source, quiet
+
+# Where no answer is given in code, transformers asks at the terminal whether to run what came with the model.
+dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+
+
+def read_config(source: Source) -> Any:
+    """transformers' config of a model. Raises `UnsupportedModel`."""
+    config = _read(AutoConfig, source)
+    # By these names a config could have kernels fetched from the hub; our own choice is made at load.
+    config._attn_implementation = None
+    config._experts_implementation = None
+    return config
+
+
+def read_tokenizer(source: Source) -> Any:
+    """transformers' tokenizer of a model. Raises `UnsupportedModel`."""
+    tokenizer = _read(AutoTokenizer, source)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise UnsupportedModel(f"{source.name}: tokenizer_config.json names {type(tokenizer).__name__}, no tokenizer")
+    return tokenizer
+
+
+def eos_token_ids(source: Source, tokenizer: Any, model_config: Any) -> frozenset[int]:
+    """Ids that end a text, by any of generation config, model config and tokenizer."""
+    found: list[Any] = [tokenizer.eos_token_id, model_config.eos_token_id]
+    if (source.path / "generation_config.json").is_file():
+        found.append(_read(GenerationConfig, source).eos_token_id)
+    ids: set[int] = set()
+    for value in found:
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    return frozenset(ids)
+
+
+def model_class(model_config: Any, source: Source) -> Any:
+    """The class that `AutoModelForCausalLM` makes of this config. Raises `UnsupportedModel` where there is none."""
+    own = _own_code(model_config).get("AutoModelForCausalLM")
+    if own and source.with_code:
+        with _refused(source):
+            return dynamic_module_utils.get_class_from_dynamic_module(own, source.path, local_files_only=True)
+    if type(model_config) in AutoModelForCausalLM._model_mapping:
+        return AutoModelForCausalLM._model_mapping[type(model_config)]
+    if own:
+        raise UnsupportedModel(_needs_code(source, own))
+    raise UnsupportedModel(f"{source.name} ({model_config.model_type}) is not a causal language model")
+
+
+def _read(loader: Any, source: Source) -> Any:
+    options: dict[str, Any] = {"local_files_only": True}
+    if loader is not GenerationConfig:
+        options["trust_remote_code"] = source.with_code
+    if source.is_gguf:
+        options["gguf_file"] = source.path.name
+    with _refused(source), quiet(), source.directory() as directory:
+        return loader.from_pretrained(directory, **options)
+
+
+@contextmanager
+def _refused(source: Source) -> Iterator[None]:
+    with refusing(source.name):
+        try:
+            yield
+        except ValueError as error:
+            if "trust_remote_code" in str(error):
+                raise UnsupportedModel(_needs_code(source, "see auto_map in its config files")) from error
+            raise
+
+
+def _own_code(model_config: Any) -> dict[str, str]:
+    named = getattr(model_config, "auto_map", None)
+    return named if isinstance(named, dict) else {}
+
+
+def _needs_code(source: Source, where: str) -> str:
+    return (
+        f"{source.name} can only run with Python code that comes with it ({where}): read it, and if you trust it set "
+        "engine.trust_remote_code to true"
+    )
