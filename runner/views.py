@@ -134,6 +134,8 @@ def show_export(report: ExportReport, *, as_json: bool) -> None:
     text = f"{report.path}: {counted(report.num_rows, 'row')} ({', '.join(parts)}), {format_bytes(report.num_bytes)}"
     if report.renamed:
         text += "; renamed: " + ", ".join(f"{column} to {name}" for column, name in report.renamed.items())
+    if report.num_unreadable:
+        text += f"; damaged, with null in what cannot be read: {counted(report.num_unreadable, 'input row')}"
     show_action(text, _as_mapping(report), as_json=as_json)
 
 

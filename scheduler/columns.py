@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from scheduler.errors import InvalidInput, did_you_mean
+from storage.arrow_types import unwritable
 from storage.parquet import FileMetadata
 from storage.records import InputSpec
 
@@ -46,6 +47,15 @@ def duplicate_columns(file: FileMetadata) -> Iterator[str]:
     for name, count in Counter(file.schema.names).items():
         if count > 1:
             yield f"{file.path} has {count} columns named {name!r}: rename or drop all but one"
+
+
+def unwritable_columns(schema: pa.Schema) -> Iterator[str]:
+    """The columns that an export could not give back."""
+    for name, reason in unwritable(schema):
+        yield (
+            f"column {name!r} is {schema.field(name).type}, which cannot be exported ({reason}): cast it, or leave it"
+            " out of the input"
+        )
 
 
 def schema_problems(files: Sequence[FileMetadata]) -> Iterator[str]:

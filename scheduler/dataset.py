@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from scheduler.columns import duplicate_columns, resolve_columns, schema_problems
+from scheduler.columns import duplicate_columns, resolve_columns, schema_problems, unwritable_columns
 from scheduler.errors import InvalidInput
 from storage.errors import InputNotFound, NotParquet
 from storage.parquet import FileMetadata, list_files, merged_schema, read_metadata
@@ -46,6 +46,8 @@ def inspect(spec: InputSpec) -> Dataset:
     if problems:
         raise InvalidInput(*problems)
     schema = merged_schema(file.schema for file in found)
+    if problems := list(unwritable_columns(schema)):
+        raise InvalidInput(*problems)
     files = tuple(_placed(found))
     total = sum(file.num_rows for file in files)
     num_rows = total if spec.limit is None else min(total, spec.limit)

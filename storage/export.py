@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
+from storage.arrow_types import exported_type, to_plain
 from storage.errors import JobNotFinished, UnusableOutput
-from storage.parquet import merged_schema, read_metadata, read_rows, require_unchanged
+from storage.parquet import merged_schema, read_metadata, require_unchanged
 from storage.reading import output_text
 from storage.records import InputFile, RowStatus
+from storage.scanning import Unreadable, read_rows
 from storage.store import Store
 from storage.tables import SAME_RESULT, acceptance, results
 
@@ -49,6 +52,8 @@ TOKEN_FIELDS = (
 )
 """Written on request. Log-probabilities come as the JSON that is stored."""
 
+_LISTS_OF_COLUMNS = (b"org.apache.spark.sql.parquet.row.metadata", b"parquet.avro.schema", b"iceberg.schema")
+
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
@@ -64,6 +69,8 @@ class ExportReport:
     num_bytes: int
     renamed: dict[str, str]
     """Input columns that had the name of a result column, and the names that they have in the file."""
+    num_unreadable: int = 0
+    """Input rows of which a column is null in the file because it cannot be read any more: its page is damaged."""
 
 
 def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, partial: bool = False) -> ExportReport:
@@ -84,14 +91,19 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
     # A file may have the columns in another order than the first, as another text type, or required.
     source = merged_schema(read_metadata(file.path).schema for file in files) if files else pa.schema([])
     fields = (*RESULT_FIELDS, *(TOKEN_FIELDS if token_ids else ()))
-    renamed = _renamed(source.names, [field.name for field in fields])
-    schema = pa.schema([field.with_name(renamed.get(field.name, field.name)) for field in source] + list(fields))
+    renamed = renamed_columns(source.names, token_ids=token_ids)
+    columns = [
+        field.with_name(renamed.get(field.name, field.name)).with_type(exported_type(field.type)) for field in source
+    ]
+    schema = pa.schema([*columns, *fields], kept_metadata(source.metadata, renamed))
     target = Path(out).expanduser()
     _require_usable(target, out, files)
+    num_unreadable = 0
     with _Writer(target, schema) as writer:
-        for first_row, table in _slices(files, job.num_rows):
-            same = table.select(source.names).cast(source)
-            writer.add(_joined(store, job.id, first_row, same, fields, schema))
+        for first_row, table, num_damaged in _slices(files, job.num_rows, source):
+            num_unreadable += num_damaged
+            for joined in _joined(store, job.id, first_row, table, fields, schema):
+                writer.add(joined)
         for file in files:
             require_unchanged(file)
     return ExportReport(
@@ -102,6 +114,7 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
         num_missing=job.num_rows * job.num_samples - writer.num_rows,
         num_bytes=target.stat().st_size,
         renamed=renamed,
+        num_unreadable=num_unreadable,
     )
 
 
@@ -174,7 +187,9 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _renamed(columns: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+def renamed_columns(columns: Sequence[str], *, token_ids: bool = False) -> dict[str, str]:
+    """The input columns that are named like a result column, and the names that they have in an export."""
+    taken = {field.name for field in (*RESULT_FIELDS, *(TOKEN_FIELDS if token_ids else ()))}
     used = {*columns, *taken}
     renamed: dict[str, str] = {}
     for name in columns:
@@ -187,33 +202,78 @@ def _renamed(columns: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
     return renamed
 
 
-def _slices(files: Sequence[InputFile], limit: int) -> Iterator[tuple[int, pa.Table]]:
-    """The input's first `limit` rows as tables of bounded size, each with the index of its first row."""
+def kept_metadata(metadata: dict[bytes, bytes] | None, renamed: dict[str, str]) -> dict[bytes, bytes]:
+    """The input's own notes, as they are true of an export, which has other rows and more columns.
+
+    What lists the columns for a reader that would then not see the results is left out. Of pandas' notes those on
+    columns stay; an index is a column like the others, since a range of row numbers would number other rows.
+    """
+    kept = {key: value for key, value in (metadata or {}).items() if key not in _LISTS_OF_COLUMNS}
+    if b"pandas" in kept:
+        try:
+            kept[b"pandas"] = json.dumps(_without_index(json.loads(kept[b"pandas"]), renamed)).encode()
+        except (ValueError, TypeError, AttributeError, KeyError):
+            del kept[b"pandas"]
+    return kept
+
+
+def _without_index(notes: dict[str, Any], renamed: dict[str, str]) -> dict[str, Any]:
+    index = {entry for entry in notes["index_columns"] if isinstance(entry, str)}
+    columns = [column for column in notes["columns"] if column["field_name"] not in {*index, *renamed}]
+    return {**notes, "index_columns": [], "columns": columns}
+
+
+def _slices(files: Sequence[InputFile], limit: int, source: pa.Schema) -> Iterator[tuple[int, pa.Table, int]]:
+    """The input's first `limit` rows as tables of bounded size, each with the index of its first row and the number of
+    its rows that are damaged. Columns that pyarrow cannot pick rows from come in another layout."""
     for file in files:
         first = file.first_row
-        held: list[pa.RecordBatch] = []
-        rows = size = 0
+        held: list[pa.Table] = []
+        rows = size = damaged = 0
         wanted = max(min(file.num_rows, limit - first), 0)
         for batch in read_rows(file.path, 0, wanted):
-            held.append(batch)
+            if isinstance(batch, Unreadable):
+                damaged += batch.rows.num_rows
+                batch = batch.rows
+            held.append(_same(pa.Table.from_batches([batch]), source))
             rows += batch.num_rows
             size += batch.nbytes
             if rows >= SLICE_ROWS or size >= SLICE_BYTES:
-                yield first, pa.Table.from_batches(held)
+                yield first, pa.concat_tables(held), damaged
                 first += rows
-                held, rows, size = [], 0, 0
+                held, rows, size, damaged = [], 0, 0, 0
         if held:
-            yield first, pa.Table.from_batches(held)
+            yield first, pa.concat_tables(held), damaged
+
+
+def _same(table: pa.Table, source: pa.Schema) -> pa.Table:
+    """The columns in the order and of the types of the first file, without views."""
+    columns = [to_plain(column) for column in _chunks(table.select(source.names).cast(source))]
+    return pa.Table.from_arrays(columns, names=source.names)
+
+
+def _chunks(table: pa.Table) -> Iterator[pa.Array]:
+    for column in table.columns:
+        yield column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _joined(
     store: Store, job_id: str, first_row: int, table: pa.Table, fields: Sequence[Any], schema: pa.Schema
-) -> pa.Table:
-    """The input rows that have a record, once per sample, with the result columns behind them."""
-    rows = store.database.read(_recorded, job_id, first_row, first_row + table.num_rows)
-    picked = table.take(pa.array([row.row_index - first_row for row in rows], pa.int64()))
-    columns = [pa.array([_value(row, field.name) for row in rows], field.type) for field in fields]
-    return pa.Table.from_arrays([*picked.columns, *columns], schema=schema)
+) -> Iterator[pa.Table]:
+    """The input rows that have a record, once per sample, with the result columns behind them, in tables of about
+    `SLICE_BYTES` however many samples repeat a large row."""
+    found = store.database.read(_recorded, job_id, first_row, first_row + table.num_rows)
+    per_row = table.nbytes // max(table.num_rows, 1)
+    step = max(SLICE_BYTES // max(per_row, 1), 1)
+    for start in range(0, len(found), step):
+        rows = found[start : start + step]
+        picked = table.take(pa.array([row.row_index - first_row for row in rows], pa.int64()))
+        kept = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(picked.columns, schema, strict=False)
+        ]
+        results_of = [pa.array([_value(row, field.name) for row in rows], field.type) for field in fields]
+        yield pa.Table.from_arrays([*kept, *results_of], schema=schema)
 
 
 def _recorded(connection: sa.Connection, job_id: str, first: int, end: int) -> Sequence[Any]:

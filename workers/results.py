@@ -16,6 +16,8 @@ from workers.rows import Row
 WRITE_ROWS = 200
 WRITE_SECONDS = 1.0
 """A crash loses at most what finished since the last write: this long, or this many results."""
+MAX_MESSAGE = 2000
+"""Characters of an error's message: some quote what a row holds."""
 
 
 def result_of(completion: Completion, row: Row, params: SamplingParams, *, keep_token_ids: bool) -> Result:
@@ -71,7 +73,7 @@ def _error(row: Row, sample: int, code: str, message: str) -> Result:
         sample=sample,
         status=RowStatus.ERROR,
         error_code=code,
-        error_message=message,
+        error_message=message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "…",
         row_id=row.row_id,
         carried=row.carried,
     )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from storage.errors import InputChanged, InputNotFound, NotParquet
 from storage.files import shown_size, shown_versions
-from storage.parquet import read_rows, stat
+from storage.parquet import stat
 from storage.records import Chunk, InputFile, InputSpec
+from storage.scanning import Unreadable, read_rows
+from workers.carried import carried_rows, row_id
 from workers.errors import BadRow, UnreadableInput
+from workers.values import values
 
 DEFAULT_SAMPLING_COLUMN = "sampling_params"
 BATCH_ROWS = 64
@@ -30,7 +33,7 @@ class Row:
     """Name of a speculation method; None is the job's own."""
     row_id: str | None = None
     carried: dict[str, Any] = field(default_factory=dict)
-    """The other columns, as Python values; binary columns are left out, the export takes them from the input file."""
+    """The other columns, as Python values, without binary and very large ones (see `workers.carried`)."""
     problem: BadRow | None = None
     """Why the row could not even be decoded."""
 
@@ -38,16 +41,20 @@ class Row:
 def read_chunk(file: InputFile, chunk: Chunk, input_spec: InputSpec) -> Iterator[list[Row]]:
     """The rows of a chunk in order, in lists of at most `BATCH_ROWS`.
 
-    Raises `UnreadableInput` when the file is missing, broken, or not the one that was submitted.
+    Rows whose page is damaged have a `problem`. Raises `UnreadableInput` when the file is missing, not readable at all,
+    or not the one that was submitted.
     """
     text_column = _text_column(input_spec)
     expected = chunk.start_row
     try:
         _require_same_version(file)
         for batch in read_rows(file.path, chunk.file_row, chunk.num_rows, None, batch_rows=BATCH_ROWS):
-            if text_column not in batch.schema.names:
+            found = batch.rows if isinstance(batch, Unreadable) else batch
+            if text_column not in found.schema.names:
                 raise UnreadableInput(f"{file.path}: column {text_column!r} is no longer there")
-            rows = _rows(batch, expected, input_spec)
+            rows = _rows(found, expected, input_spec)
+            if isinstance(batch, Unreadable):
+                rows = _unreadable(file, batch, rows, input_spec)
             expected += len(rows)
             yield rows
     except (InputNotFound, NotParquet, InputChanged, OSError) as error:
@@ -75,51 +82,33 @@ def _rows(batch: pa.RecordBatch, first_index: int, spec: InputSpec) -> list[Row]
     text_column = _text_column(spec)
     sampling_column = spec.sampling_column or DEFAULT_SAMPLING_COLUMN
     empty: list[Any] = [None] * batch.num_rows
-    texts = _values(batch.column(text_column))
-    samplings = _values(batch.column(sampling_column)) if sampling_column in names else empty
-    speculations = _values(batch.column(spec.speculation_column)) if spec.speculation_column in names else empty
-    ids = _values(batch.column(spec.id_column)) if spec.id_column in names else empty
+    texts = values(batch.column(text_column))
+    samplings = values(batch.column(sampling_column)) if sampling_column in names else empty
+    speculations = values(batch.column(spec.speculation_column)) if spec.speculation_column in names else empty
+    ids = values(batch.column(spec.id_column)) if spec.id_column in names else empty
     special = {text_column, sampling_column, spec.speculation_column, spec.id_column}
-    carried = _carried(batch, [name for name in names if name not in special])
+    carried = carried_rows(batch, [name for name in names if name not in special])
     return [
-        _row(first_index + place, *values)
-        for place, values in enumerate(zip(texts, samplings, speculations, ids, carried, strict=True))
+        _row(first_index + place, *of_row)
+        for place, of_row in enumerate(zip(texts, samplings, speculations, ids, carried, strict=True))
     ]
 
 
-def _row(index: int, text: Any, sampling: Any, speculation: Any, row_id: Any, carried: dict[str, Any]) -> Row:
-    problem = next((value for value in (text, sampling, speculation) if isinstance(value, BadRow)), None)
+def _row(index: int, text: Any, sampling: Any, speculation: Any, given_id: Any, carried: dict[str, Any]) -> Row:
+    problem = next((given for given in (text, sampling, speculation) if isinstance(given, BadRow)), None)
     if problem is not None:
         text = sampling = speculation = None
-    return Row(index, text, sampling, speculation, None if row_id is None else str(row_id), carried, problem)
+    return Row(index, text, sampling, speculation, row_id(given_id), carried, problem)
 
 
-def _values(column: pa.Array[Any]) -> list[Any]:
-    """Python values; a value that cannot be decoded becomes the `BadRow` that says so, and the others stay."""
-    try:
-        values: list[Any] = column.to_pylist()
-        return values
-    except (ValueError, pa.ArrowException):
-        return [_value(scalar) for scalar in column]
-
-
-def _value(scalar: pa.Scalar[Any]) -> Any:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError as error:
-        return BadRow("invalid_text", f"the text is not valid UTF-8: {error}")
-    except (ValueError, pa.ArrowException):
-        return str(scalar.cast(pa.string()))
-
-
-def _carried(batch: pa.RecordBatch, names: Sequence[str]) -> list[dict[str, Any]]:
-    kept = [name for name in names if not _is_binary(batch.schema.field(name).type)]
-    if not kept:
-        return [{} for _ in range(batch.num_rows)]
-    columns = [[None if isinstance(value, BadRow) else value for value in _values(batch.column(n))] for n in kept]
-    return [dict(zip(kept, values, strict=True)) for values in zip(*columns, strict=True)]
-
-
-def _is_binary(arrow_type: pa.DataType) -> bool:
-    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return any(kind(arrow_type) for kind in kinds)
+def _unreadable(file: InputFile, damaged: Unreadable, rows: list[Row], spec: InputSpec) -> list[Row]:
+    """The rows as they are if only columns are damaged that generating them does not need, else as errors."""
+    needed = {_text_column(spec), spec.sampling_column or DEFAULT_SAMPLING_COLUMN, spec.speculation_column}
+    lost = [name for name in damaged.columns if name in needed]
+    if not lost:
+        return rows
+    problem = BadRow(
+        "unreadable_input",
+        f"column {lost[0]!r} of {file.path} is damaged in this row, or in its row group before it: {damaged.reason}",
+    )
+    return [replace(row, text=None, sampling=None, speculation=None, problem=problem) for row in rows]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage import parquet
+from storage import parquet, scanning
 from storage.errors import InputChanged, InputNotFound, NotParquet
 from storage.files import shown_versions
 
@@ -73,7 +73,7 @@ def test_remote_files_through_fsspec() -> None:
     assert parquet.list_files([urls[1]]) == [urls[1]]
     metadata = parquet.read_metadata(urls[0])
     assert (metadata.num_rows, metadata.schema.names) == (3, ["id"])
-    assert ids_of(parquet.read_rows(urls[0], 1, 2)) == [2, 3]
+    assert ids_of(scanning.read_rows(urls[0], 1, 2)) == [2, 3]
     parquet.require_unchanged(metadata.as_input_file(0, 0))
     with pytest.raises(InputNotFound, match="memory://parquet-tests/none"):
         parquet.list_files(["memory://parquet-tests/none.parquet"])
@@ -97,7 +97,7 @@ def test_metadata(tmp_path: Path) -> None:
 def test_no_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", 0)
     assert parquet.read_metadata(path).num_rows == 0
-    assert list(parquet.read_rows(path, 0, 0)) == []
+    assert list(scanning.read_rows(path, 0, 0)) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"id,prompt\n1,hello\n" * 10])
@@ -121,24 +121,24 @@ def test_any_range_in_any_order(tmp_path: Path, batch_rows: int) -> None:
     path = write(tmp_path / "a.parquet", 47)
     ranges = [(0, 47), (0, 0), (12, 9), (21, 4), (25, 22), (46, 1), (5, 1), (9, 2), (30, 10), (40, 7), (0, 10)]
     for start, rows in ranges:
-        batches = list(parquet.read_rows(path, start, rows, batch_rows=batch_rows))
+        batches = list(scanning.read_rows(path, start, rows, batch_rows=batch_rows))
         assert ids_of(batches) == list(range(start, start + rows))
         assert all(0 < batch.num_rows <= batch_rows for batch in batches)
 
 
 def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", 3, **{"a": [1, 2, 3], "a.b": [4, 5, 6], "s": [{"x": 1}] * 3})
-    assert next(parquet.read_rows(path, 0, 3, ["a"])).to_pydict() == {"a": [1, 2, 3]}
-    assert next(parquet.read_rows(path, 0, 3, ["a.b"])).to_pydict() == {"a.b": [4, 5, 6]}
-    assert next(parquet.read_rows(path, 0, 3, ["s", "id"])).schema.names == ["s", "id"]
+    assert next(scanning.read_rows(path, 0, 3, ["a"])).to_pydict() == {"a": [1, 2, 3]}
+    assert next(scanning.read_rows(path, 0, 3, ["a.b"])).to_pydict() == {"a.b": [4, 5, 6]}
+    assert next(scanning.read_rows(path, 0, 3, ["s", "id"])).schema.names == ["s", "id"]
 
 
 def test_a_reader_left_in_the_middle_harms_nobody(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", 30)
-    left = parquet.read_rows(path, 0, 30, batch_rows=4)
+    left = scanning.read_rows(path, 0, 30, batch_rows=4)
     next(left)
     left.close()
-    assert ids_of(parquet.read_rows(path, 4, 26, batch_rows=4)) == list(range(4, 30))
+    assert ids_of(scanning.read_rows(path, 4, 26, batch_rows=4)) == list(range(4, 30))
 
 
 def test_threads_read_side_by_side(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_threads_read_side_by_side(tmp_path: Path) -> None:
 
     def read(start: int) -> None:
         for chunk in range(start, 400, 80):
-            got[chunk] = ids_of(parquet.read_rows(path, chunk, 20, batch_rows=8))
+            got[chunk] = ids_of(scanning.read_rows(path, chunk, 20, batch_rows=8))
 
     threads = [threading.Thread(target=read, args=(start,)) for start in (0, 20, 40, 60)]
     for thread in threads:
@@ -159,21 +159,21 @@ def test_threads_read_side_by_side(tmp_path: Path) -> None:
 
 def test_a_replaced_file_is_read_anew(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", 20)
-    assert ids_of(parquet.read_rows(path, 0, 5)) == list(range(5))
+    assert ids_of(scanning.read_rows(path, 0, 5)) == list(range(5))
     write(tmp_path / "a.parquet", 20, first=100)
-    assert ids_of(parquet.read_rows(path, 5, 5)) == list(range(105, 110))
+    assert ids_of(scanning.read_rows(path, 5, 5)) == list(range(105, 110))
 
 
 def test_a_range_past_the_end_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", 5)
     with pytest.raises(InputChanged, match=r"a\.parquet has 5 rows"):
-        list(parquet.read_rows(path, 3, 3))
+        list(scanning.read_rows(path, 3, 3))
 
 
 def test_nested_messages(tmp_path: Path) -> None:
     messages = [[{"role": "user", "content": f"hello {i}"}] * (i % 3) for i in range(30)]
     path = write(tmp_path / "a.parquet", 30, messages=messages)
-    read = [row for batch in parquet.read_rows(path, 7, 20, ["messages"]) for row in batch.to_pylist()]
+    read = [row for batch in scanning.read_rows(path, 7, 20, ["messages"]) for row in batch.to_pylist()]
     assert [row["messages"] for row in read] == messages[7:27]
 
 
