@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from runner.errors import ExitCode
 from runner.prompt_rows import job_settings
 from runner.spec import JobSpec
-from runner.tables import console, print_fields, print_json, print_rows
+from runner.tables import console, print_fields, print_json, print_rows, visible
 from scheduler.dataset import Dataset, inspect
 from scheduler.planning import default_chunk_rows, plan_chunks
 from workers.engine.config import OPTIONS_OF_CHOICES, OPTIONS_OF_METHODS, SpeculationConfig
@@ -41,8 +42,9 @@ class DryRun:
     """Sampled rows that would become errors."""
 
 
-def show_dry_run(spec: JobSpec, *, as_json: bool) -> None:
-    """Inspect, sample and show. Raises what `inspect` and `Preflight` raise: what would keep the job from running."""
+def show_dry_run(spec: JobSpec, *, as_json: bool) -> ExitCode:
+    """Inspect, sample and show. Raises what `inspect`, `Preflight` and `Preparer` raise: what would keep the job from
+    running. Returns the exit code: `FAILED_ROWS` when not one of the sampled rows could be answered."""
     from workers.engine.preflight import Preflight
 
     dataset = inspect(spec.input_spec())
@@ -51,6 +53,7 @@ def show_dry_run(spec: JobSpec, *, as_json: bool) -> None:
         print_json({field: getattr(result, field) for field in DryRun.__dataclass_fields__})
     else:
         _show(result)
+    return ExitCode.FAILED_ROWS if result.rejected and not result.histogram else ExitCode.OK
 
 
 def dry_run(spec: JobSpec, dataset: Dataset, engine: Preflight) -> DryRun:
@@ -150,7 +153,7 @@ def _show(result: DryRun) -> None:
     out = console()
     for prompt in result.prompts:
         out.print(f"[bold]row {prompt['row_index']}, {prompt['num_tokens']} tokens[/]", highlight=False)
-        out.print(prompt["text"], markup=False, highlight=False, soft_wrap=True)
+        out.print(visible(prompt["text"]), markup=False, highlight=False, soft_wrap=True)
         out.print()
     print_fields(result.plan, title="plan")
     most = max(result.histogram.values(), default=1)
@@ -162,4 +165,5 @@ def _show(result: DryRun) -> None:
     if result.rejected:
         columns = ("row_index", "error_code", "error_message")
         shown = [[row[column] for column in columns] for row in result.rejected[:10]]
-        print_rows(columns, shown, title=f"{len(result.rejected)} of the sampled rows would become errors")
+        which = f"{len(result.rejected)}" if result.histogram else "all"
+        print_rows(columns, shown, title=f"{which} of the sampled rows would become errors")

@@ -36,6 +36,7 @@ def job_settings(spec: JobSpec, dataset: Dataset) -> JobSettings:
         lease_seconds=spec.lease_seconds,
         system_prompt=spec.system_prompt,
         chat_template=spec.chat_template,
+        special_tokens_in_content=spec.special_tokens_in_content,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic import Field as SpecField
@@ -69,6 +69,8 @@ class JobSpec(BaseModel):
     system_prompt: str | None = None
     chat_template: bool | None = None
     """None: used when the tokenizer has one; false: the prompt text goes in as it is."""
+    special_tokens_in_content: Literal["text", "parse"] = "text"
+    """What messages spell of control tokens: text like any other, or these tokens."""
     chunk_rows: Annotated[int, SpecField(ge=1)] | None = None
     max_error_rate: Annotated[float, SpecField(ge=0.0, le=1.0)] | None = None
     """The job fails early when more than this share of the finished rows are errors."""
@@ -222,6 +224,7 @@ _WORDS = {
     "greater_than_equal": "must be at least {ge:g}",
     "less_than_equal": "must be at most {le:g}",
     "less_than": "must be less than {lt}",
+    "literal_error": "must be {expected}",
 }
 """What pydantic finds wrong, in the words of the other sections."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from runner.prompt_rows import job_settings
 from runner.spec import JobSpec, default_spec
 from runner.tables import note
 from scheduler.dataset import inspect
@@ -12,6 +14,7 @@ from scheduler.submission import submit
 from storage.records import JobState
 from workers.engine.errors import ModelNotFound, NoSkipSet
 from workers.engine.speculators.skip_file import SkipFile, a_file_decides
+from workers.prompts import PromptRenderer, require_sense
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from storage.records import Job
     from storage.store import Store
     from workers.engine.config import EngineConfig
+    from workers.settings import JobSettings
 
 
 LOSSY = "typical"
@@ -51,15 +55,18 @@ def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: b
     other machines mean nothing here. What a file of this machine decides, the skip set of method self, becomes part of
     the stored spec: every worker skips the same, whatever was calibrated where it runs.
 
-    Raises `InvalidInput`, `InvalidJob`, `SpecChanged`, `InputChanged`, `WrongState`, `InvalidConfig`, and with
-    `models_here` what `Preflight` raises, each naming what is wrong.
+    Raises `InvalidInput`, `InvalidJob`, `SpecChanged`, `InputChanged`, `WrongState`, `InvalidConfig`, `InvalidSpec`
+    when no row's text could be made, and with `models_here` what `Preflight` raises, each naming what is wrong.
     """
     dataset = inspect(spec.input_spec())
     warn_if_lossy(spec)
     warn_of_remote_code(spec)
     known = None if new or spec.name is None else store.find_job(spec.name)
     complete = known is not None and known.state is JobState.COMPLETED
-    spec = _settled(spec, known, _for_this_machine if models_here and not complete else _for_any_machine)
+    settings = job_settings(spec, dataset)
+    require_sense(settings)
+    settle = partial(_for_this_machine, settings) if models_here and not complete else _for_any_machine
+    spec = _settled(spec, known, settle)
     return submit(store, spec.to_dict(), dataset, new=new, defaults=default_spec())
 
 
@@ -77,10 +84,12 @@ def _settled(spec: JobSpec, known: Job | None, settle: Callable[[EngineConfig], 
     return spec.model_copy(update={"engine": asdict(config)})
 
 
-def _for_this_machine(config: EngineConfig) -> EngineConfig:
+def _for_this_machine(settings: JobSettings, config: EngineConfig) -> EngineConfig:
     from workers.engine.preflight import Preflight
 
-    return Preflight(config).config
+    engine = Preflight(config)
+    PromptRenderer(settings, engine.tokenizer)
+    return engine.config
 
 
 def _for_any_machine(config: EngineConfig) -> EngineConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ def error_console() -> Console:
 
 def note(text: str) -> None:
     """A line for the reader, on stderr, so that stdout stays clean for programs."""
-    error_console().print(text, highlight=False, soft_wrap=True, markup=False)
+    error_console().print(visible(text), highlight=False, soft_wrap=True, markup=False)
 
 
 def print_json(value: Any) -> None:
@@ -86,7 +87,24 @@ def _is_number(value: Any) -> bool:
 def _cell(value: Any) -> Any:
     from rich.text import Text
 
-    return Text(format_value(value))
+    return Text(visible(format_value(value)))
+
+
+def visible(text: str) -> str:
+    """The text with everything that would move, colour or reorder a terminal's text escaped; lines and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(letter) if _is_control(letter) else letter for letter in text)
+
+
+def _is_control(letter: str) -> bool:
+    # Cc: controls, Cf: formats such as U+202E, Cs: lone surrogates, Zl and Zp: line separators of Unicode. Joiners are
+    # part of emoji and of several scripts.
+    return letter not in "\n\t\u200c\u200d" and unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
 
 
 def format_value(value: Any) -> str:

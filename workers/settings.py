@@ -29,6 +29,8 @@ class JobSettings:
     system_prompt: str | None = None
     chat_template: bool | None = None
     """None: used where the tokenizer has one; False: prompts go in as they are."""
+    special_tokens_in_content: str = "text"
+    """What messages spell of control tokens: "text", or "parse" to take it for them."""
 
     @classmethod
     def from_job(cls, job: Job) -> JobSettings:
@@ -44,6 +46,7 @@ class JobSettings:
             lease_seconds=float(spec.get("lease_seconds") or 60.0),
             system_prompt=spec.get("system_prompt"),
             chat_template=spec.get("chat_template"),
+            special_tokens_in_content=spec.get("special_tokens_in_content", "text"),
         )
 
 

@@ -239,6 +239,5 @@ def run(
     if dry_run:
         from runner.dry_run import show_dry_run
 
-        show_dry_run(spec, as_json=as_json)
-        return
+        raise typer.Exit(show_dry_run(spec, as_json=as_json))
     raise typer.Exit(run_command(spec, store, new=new, out=out, as_json=as_json, verbose=verbose))

@@ -56,10 +56,10 @@ class FakeTokenizer(ByteTokenizer):
     def has_chat_template(self) -> bool:
         return self._has_chat_template
 
-    def render(self, messages: Any) -> str:
+    def render(self, messages: Any, *, parse_content: bool = False) -> str:
         if any("REFUSE" in message["content"] for message in messages if message["role"] == "system"):
             raise ValueError("System role not supported")
-        return super().render(messages)
+        return super().render(messages, parse_content=parse_content)
 
     def encode_batch(self, texts: Any, *, special_tokens: bool = True) -> list[list[int]]:
         if any("UNTOKENISABLE" in text for text in texts):

@@ -48,6 +48,8 @@ def text_of(prepared: PreparedRow) -> str:
 
 
 USER = {"role": "user", "content": "hi"}
+TEXT = {"type": "text", "text": "hi", "image_url": None}
+CALLS = [{"type": "function", "function": {"name": "get", "arguments": "{}"}}]
 
 BAD_PROMPTS = [
     (Row(0, None), "null_prompt", "null"),
@@ -84,6 +86,23 @@ BAD_MESSAGES = [
     ('[{"role": "user", "content": "\\ud800"}]', "invalid_text", "surrogate"),
     ([{"role": "user", "content": "a\x00"}], "invalid_text", "NUL"),
     ([{"role": "system", "content": "REFUSE"}, USER], "template_error", "System role not supported"),
+    ([{"role": "user", "content": []}], "bad_message", "no text in content"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "bad_message", "part 0 of the content of message 0 (user)"),
+    (
+        [USER, {"role": "user", "content": [TEXT, {"type": "image_url", "image_url": {"url": "data:..."}}]}],
+        "bad_message",
+        "part 1 of the content of message 1 (user) is of type 'image_url': this engine answers text alone",
+    ),
+    ([{"role": "assistant", "content": None, "tool_calls": []}], "bad_message", "no text in content"),
+    ([{"role": "assistant", "tool_calls": CALLS}], "template_error", "no place for tool calls"),
+    (
+        {"model": "m", "messages": [USER]},
+        "bad_message",
+        "request in OpenAI's form; the column must hold the list under",
+    ),
+    ('{"custom_id": "1", "body": {"messages": []}}', "bad_message", "under its key 'messages' in 'body'"),
+    ([{"model": "m", "messages": [USER]}], "bad_message", "the list under its key 'messages'"),
+    ([{"role": "user", "content": {"a": "b" * 9999}}], "bad_message", "bbb..."),
 ]
 
 
@@ -125,8 +144,9 @@ def test_prompts_go_through_the_template_when_there_is_one() -> None:
         [[("role", "user"), ("content", "hi")]],
         [{**USER, "name": None}],
         '[{"role": "user", "content": "hi"}]',
+        [{"role": "user", "content": [TEXT]}],
     ],
-    ids=["structs", "maps", "null fields", "json"],
+    ids=["structs", "maps", "null fields", "json", "parts"],
 )
 def test_messages_come_as_structs_maps_or_json(value: Any) -> None:
     assert text_of(prepare_one(Row(0, value), messages_settings())) == "<user>hi\n<assistant>"
@@ -143,17 +163,30 @@ def test_the_system_prompt_goes_in_front_unless_the_row_has_its_own() -> None:
 @pytest.mark.parametrize(
     ("job", "template", "says"),
     [
-        (messages_settings(), False, "no chat template"),
+        (messages_settings(), False, "the messages of column 'messages' need a chat template"),
         (messages_settings(chat_template=False), True, "chat_template is false"),
-        (settings(chat_template=True), False, "no chat template"),
+        (settings(chat_template=True), False, "chat_template true needs a chat template"),
         (settings(system_prompt="Be brief"), False, "system_prompt needs a chat template"),
+        (settings(system_prompt="Be brief", chat_template=False), True, "system_prompt needs a chat template"),
     ],
 )
-def test_what_needs_a_template_says_so_when_there_is_none(job: JobSettings, template: bool, says: str) -> None:
-    bad = prepare([Row(0, "hi" if job.input.prompt_column else [USER])], job, template=template)[0]
-    assert isinstance(bad, RejectedRow)
-    assert bad.code == "template_error"
-    assert says in bad.message
+def test_what_needs_a_template_ends_the_job_when_there_is_none(job: JobSettings, template: bool, says: str) -> None:
+    with pytest.raises(InvalidSpec, match=says):
+        prepare([Row(0, "hi" if job.input.prompt_column else [USER])], job, template=template)
+
+
+def test_parts_of_a_content_are_lines_and_a_template_may_show_tool_calls() -> None:
+    parts = [{"role": "user", "content": [TEXT, {"type": "text", "text": "there"}]}]
+    assert text_of(prepare_one(Row(0, parts), messages_settings())) == "<user>hi\nthere\n<assistant>"
+
+    class ToolTokenizer(FakeTokenizer):
+        def render(self, messages: Any, *, parse_content: bool = False) -> str:
+            return "".join(f"{m.get('content', '')}{m.get('tool_calls', '')}" for m in messages)
+
+    value = [USER, {"role": "assistant", "content": None, "tool_calls": CALLS}]
+    prepared = Preparer(messages_settings(), ToolTokenizer(), 999).prepare([Row(0, value)])[0]
+    assert isinstance(prepared, PreparedRow)
+    assert text_of(prepared) == f"hi{CALLS}"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol
 
-Message = Mapping[str, str]
+from workers.engine.chat_template import ChatTemplate
+from workers.engine.control_tokens import ChatText, ControlTokens
+
+Message = Mapping[str, Any]
 Piece = bytes | str | None
 """What a token id stands for: bytes of text, the name of a special token, or nothing."""
 
@@ -26,7 +29,10 @@ class TextTokenizer(Protocol):
         """Token ids with the special tokens that the model expects around a raw prompt."""
         ...
 
-    def encode_batch(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]: ...
+    def encode_batch(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
+        """`special_tokens` puts those around each text that the model expects around a raw prompt."""
+        ...
+
     def pieces(self) -> list[Piece]:
         """What each id stands for, from 0 to the last one that stands for something."""
         ...
@@ -35,8 +41,12 @@ class TextTokenizer(Protocol):
         """Text of the ids, special tokens left out; an unfinished character shows as U+FFFD."""
         ...
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The chat template's text for the messages, ready for the answer. Raises what the template raises."""
+    def render(self, messages: Sequence[Message], *, parse_content: bool = False) -> str:
+        """The chat template's text for the messages, ready for the answer and for `encode_batch` without special
+        tokens. What messages spell of control tokens is encoded as text, unless `parse_content`.
+
+        Raises what the template raises, `TemplateLimit` when it takes too much, and `SpelledTokens`.
+        """
         ...
 
 
@@ -47,6 +57,8 @@ class HuggingFaceTokenizer:
         self._tokenizer = tokenizer
         self._eos = eos_token_ids
         self._vocab_size = len(tokenizer)
+        bos = tokenizer.bos_token_id
+        self._adds_bos = bos is not None and list(tokenizer("", add_special_tokens=True)["input_ids"])[:1] == [bos]
 
     @property
     def vocab_size(self) -> int:
@@ -67,7 +79,18 @@ class HuggingFaceTokenizer:
         if not texts:
             return []
         encoded = self._tokenizer(list(texts), add_special_tokens=special_tokens, return_attention_mask=False)
-        return list(encoded["input_ids"])
+        ids: list[list[int]] = list(encoded["input_ids"])
+        for index, text in enumerate(texts):
+            if isinstance(text, ChatText):
+                if special_tokens:
+                    raise ValueError("the text of a chat has its special tokens: encode it without those around it")
+                ids[index] = self._control_tokens.encode(text)
+        return [self._with_one_bos(tokens) for tokens in ids] if special_tokens and self._adds_bos else ids
+
+    def _with_one_bos(self, tokens: list[int]) -> list[int]:
+        """Without the BOS that was put before a text which begins with it."""
+        bos = self._tokenizer.bos_token_id
+        return tokens[1:] if tokens[:2] == [bos, bos] else tokens
 
     def pieces(self) -> list[Piece]:
         special = {token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special}
@@ -90,11 +113,29 @@ class HuggingFaceTokenizer:
         )
         return text
 
-    def render(self, messages: Sequence[Message]) -> str:
-        text: str = self._tokenizer.apply_chat_template(
-            [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
-        )
-        return text
+    def render(self, messages: Sequence[Message], *, parse_content: bool = False) -> str:
+        text = self._rendered(messages)
+        return text if parse_content else self._control_tokens.located(text, messages, self._rendered)
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        return self._template.render(messages, self._tokenizer.special_tokens_map)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._tokenizer.get_chat_template())
+
+    @cached_property
+    def _control_tokens(self) -> ControlTokens:
+        """The special tokens, and those others that the chat template writes or the tokenizer lists."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        listed = getattr(self._tokenizer, "chat_control_tokens", None)
+        written = self._template.literals if listed is None else listed
+        ids = {
+            token.content: token_id
+            for token_id, token in added
+            if token.content and (token.special or (token.content.strip() and token.content in written))
+        }
+        return ControlTokens(ids, getattr(self._tokenizer, "backend_tokenizer", None))
 
 
 def _parts(tokenizer: Any, stage: str) -> set[str]:
@@ -164,5 +205,6 @@ class ByteTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(t for t in token_ids if t < 256).decode(errors="replace")
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], *, parse_content: bool = False) -> str:
+        # No text spells the token that ends the answer.
         return "".join(f"<{m['role']}>{m['content']}\n" for m in messages) + "<assistant>"
