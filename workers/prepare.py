@@ -12,6 +12,7 @@ from workers.engine.request import Request
 from workers.engine.sampling_params import SamplingParams
 from workers.engine.tokenizer import TextTokenizer
 from workers.errors import BadRow
+from workers.prompt_length import LengthLimit, in_groups
 from workers.prompts import PromptRenderer
 from workers.rows import Row
 from workers.sampling import SamplingMerger
@@ -75,7 +76,8 @@ class Preparer:
     """Prepares the rows of one chunk. Raises `InvalidSpec` when the job's own sampling parameters are wrong."""
 
     def __init__(self, settings: JobSettings, tokenizer: TextTokenizer, max_model_len: int) -> None:
-        self._renderer = PromptRenderer(settings, tokenizer)
+        self._length = LengthLimit(tokenizer, max_model_len)
+        self._renderer = PromptRenderer(settings, tokenizer, self._length.check_messages)
         self._sampling = SamplingMerger(settings.sampling, settings.num_samples, tokenizer)
         self._methods = settings.engine.speculation.methods
         self._tokenizer = tokenizer
@@ -92,6 +94,7 @@ class Preparer:
             return _rejected(row, row.problem)
         try:
             text = self._renderer.render(row.text)
+            self._length.check(text)
             return _Draft(row, text, self._sampling.merge(row.sampling), self._method(row.speculation))
         except Exception as error:
             return _rejected(row, error)
@@ -107,10 +110,11 @@ class Preparer:
         raise BadRow(InvalidParams.code, message)
 
     def _tokenise(self, texts: Sequence[str]) -> Sequence[Sequence[int] | Exception]:
-        """All texts in one call; one by one when that fails, so that only the text at fault is an error."""
+        """All texts in a few calls; one by one when that fails, so that only the text at fault is an error."""
         special_tokens = not self._renderer.uses_template
+        encode = self._tokenizer.encode_batch
         try:
-            return self._tokenizer.encode_batch(texts, special_tokens=special_tokens) if texts else []
+            return [ids for group in in_groups(texts) for ids in encode(group, special_tokens=special_tokens)]
         except Exception as error:
             if len(texts) == 1:
                 return [error]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jinja2.exceptions import TemplateSyntaxError
@@ -33,8 +33,15 @@ class PromptRenderer:
     Raises `InvalidSpec` when no row at all could be rendered.
     """
 
-    def __init__(self, settings: JobSettings, tokenizer: TextTokenizer) -> None:
+    def __init__(
+        self,
+        settings: JobSettings,
+        tokenizer: TextTokenizer,
+        check_messages: Callable[[list[dict[str, Any]]], None] | None = None,
+    ) -> None:
+        """`check_messages` may raise `BadRow` before the template renders them."""
         self._tokenizer = tokenizer
+        self._check_messages = check_messages
         self._system_prompt = settings.system_prompt
         self._from_messages = settings.input.messages_column is not None
         self._parse_content = settings.special_tokens_in_content == "parse"
@@ -85,6 +92,8 @@ class PromptRenderer:
 
     def _apply_template(self, messages: list[dict[str, Any]]) -> str:
         lacking = next((place for place, message in enumerate(messages) if "content" not in message), None)
+        if self._check_messages is not None:
+            self._check_messages(messages)
         try:
             text = self._tokenizer.render(messages, parse_content=self._parse_content)
             if lacking is not None and not self._shows_tool_calls(messages, text):

@@ -166,3 +166,39 @@ def test_a_damaged_page_costs_only_its_own_rows(cli: Cli, damaged: Path) -> None
         assert {row["n"] for row in rows if row["_status"] == "error"} == lost
         assert {row["n"] for row in rows if row["prompt"] is None} == lost
         assert {row["n"] for row in rows if row["label"] is None} == set(range(10, 50))
+
+
+def test_large_values_are_left_in_the_input_and_come_back_from_there(cli: Cli, tmp_path: Path) -> None:
+    """A small file whose dictionary holds one value of a megabyte, twenty thousand times."""
+    path = tmp_path / "small.parquet"
+    document = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int8()), pa.array(["x" * 1_000_000]))
+    table = pa.table({"prompt": ["p"] * 20_000, "document": document, "label": ["a"] * 20_000})
+    with pq.ParquetWriter(path, table.schema, compression="zstd", store_schema=False) as writer:
+        writer.write_table(table)
+    assert path.stat().st_size < 2000
+    wide = {f"c{n}": "w" * 4000 for n in range(20)}
+    pq.write_table(
+        pa.table(
+            {
+                "prompt": ["p"],
+                "id": ["i" * 5000],
+                "list": [["s" * 3000] * 2],
+                **{name: [text] for name, text in wide.items()},
+            }
+        ),
+        tmp_path / "wide.parquet",
+    )
+    cli.run(path, "--limit", "40", "--name", "job", "--out", "out.parquet")
+    cli.run(tmp_path / "wide.parquet", "--name", "wide", "--id-column", "id")
+    (row,) = cli.json(
+        "sql", "SELECT DISTINCT carried FROM results r JOIN jobs j ON j.id = r.job_id WHERE j.name = 'job'"
+    )
+    left = {"left_in_input": True}
+    assert json.loads(row["carried"]) == {"document": left, "label": "a"}
+    exported = pq.read_table(cli.folder / "out.parquet")
+    assert [len(text) for text in exported["document"].to_pylist()] == [1_000_000] * 40
+    (row,) = cli.json(
+        "sql", "SELECT carried, row_id FROM results r JOIN jobs j ON j.id = r.job_id WHERE j.name = 'wide'"
+    )
+    assert list(json.loads(row["carried"]).values()) == [left] + ["w" * 4000] * 8 + [left] * 12
+    assert row["row_id"] == "i" * 1024 + "…"

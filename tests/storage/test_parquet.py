@@ -209,3 +209,19 @@ def test_changes_are_named(tmp_path: Path) -> None:
     Path(file.path).unlink()
     with pytest.raises(InputChanged, match="No such file"):
         parquet.require_unchanged(file)
+
+
+@pytest.mark.parametrize("use_dictionary", [True, False])
+def test_batches_of_large_rows_are_small(tmp_path: Path, use_dictionary: bool) -> None:
+    """Files of a few kilobytes that are gigabytes when all of it is decoded."""
+    long, rows = "x" * (8 << 20), 40
+    table = pa.table({"id": range(rows), "prompt": pa.array([long] * rows, pa.large_string())})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, compression="zstd", use_dictionary=use_dictionary, data_page_size=1, write_batch_size=1)
+    del table
+    ids = []
+    for batch in scanning.read_rows(str(path), 0, rows):
+        assert isinstance(batch, pa.RecordBatch)
+        assert batch.nbytes <= scanning.BATCH_BYTES + 1024
+        ids += batch.column("id").to_pylist()
+    assert ids == list(range(rows))

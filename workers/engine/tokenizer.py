@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from workers.engine.chat_template import ChatTemplate
 from workers.engine.control_tokens import ChatText, ControlTokens
+from workers.engine.token_bytes import TokenBytes, token_bytes
 
 Message = Mapping[str, Any]
 Piece = bytes | str | None
@@ -25,6 +26,10 @@ class TextTokenizer(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
     @property
     def has_chat_template(self) -> bool: ...
+    def min_tokens(self, text: str) -> int:
+        """Tokens that the text has at least, told without tokenising it; 0 where that cannot be told."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens that the model expects around a raw prompt."""
         ...
@@ -71,6 +76,16 @@ class HuggingFaceTokenizer:
     @property
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
+
+    def min_tokens(self, text: str) -> int:
+        return self._token_bytes.min_tokens(text) if self._token_bytes is not None else 0
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes | None:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        return token_bytes(json.loads(backend.to_str()), self.pieces(), _byte_of_letter())
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
@@ -192,6 +207,9 @@ class ByteTokenizer:
     @property
     def has_chat_template(self) -> bool:
         return True
+
+    def min_tokens(self, text: str) -> int:
+        return len(text.encode(errors="surrogatepass"))
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
