@@ -137,6 +137,8 @@ class Engine:
     def _submit(self, request: Request, deliver: Deliver) -> None:
         if self._failure is not None:
             raise self._failure
+        if not isinstance(request, Request):
+            raise TypeError(f"the engine answers Requests, got {type(request).__name__}")
         if request.id in self._waiters:
             raise ValueError(f"request id {request.id!r} is in flight already")
         self._waiters[request.id] = deliver

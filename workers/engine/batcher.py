@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
+from typing import Any
 
 from workers.engine.batch import Feed
 from workers.engine.config import EngineConfig
@@ -14,21 +18,20 @@ from workers.engine.models.executor import Executor
 from workers.engine.models.loading import context_length
 from workers.engine.request import Request
 from workers.engine.sampler import validate_params
+from workers.engine.sampling_params import SamplingParams
 from workers.engine.sequence import Sequence
 
-
-def pool_blocks(config: EngineConfig, target: Executor) -> int:
-    """Blocks of the target's KV pool."""
-    longest_use = config.max_batch * context_length(config, target)
-    by_memory = config.kv_memory // (target.cache_shape.bytes_per_token() * config.block_size)
-    return max(1, config.kv_blocks or min(by_memory, -(-longest_use // config.block_size)))
+_ID_LISTS = (list, tuple, range, array, bytes, bytearray)
+"""Kinds of lists whose items are plain integers, and which cannot fail to give them."""
 
 
-def check_request(request: Request, config: EngineConfig, target: Executor) -> None:
-    """Whether a request could ever run, alone if need be. Needs the target's sizes, not its weights.
+def check_request(request: Request, config: EngineConfig, target: Executor, capacity: int) -> None:
+    """Whether a request could ever run, alone if need be, in a KV cache for `capacity` tokens. Needs the target's
+    sizes, not its weights.
 
-    Raises `EmptyPrompt`, `PromptTooLong` or `InvalidParams`.
+    Raises `EmptyPrompt`, `PromptTooLong` or `InvalidParams`, whatever stands in the request's fields.
     """
+    _check_fields(request)
     prompt, params = request.prompt_token_ids, request.params
     limit, vocab = context_length(config, target), target.vocab_size
     if not prompt:
@@ -42,7 +45,7 @@ def check_request(request: Request, config: EngineConfig, target: Executor) -> N
         raise InvalidParams(
             f"method {request.method!r} is not set up; this engine has {', '.join(config.speculation.methods)}"
         )
-    longest, capacity = min(len(prompt) + params.max_tokens, limit), pool_blocks(config, target) * config.block_size
+    longest = min(len(prompt) + params.max_tokens, limit)
     if longest > capacity:
         raise PromptTooLong(
             f"prompt ({len(prompt)}) and max_tokens ({params.max_tokens}) may reach {longest} tokens, but "
@@ -50,8 +53,37 @@ def check_request(request: Request, config: EngineConfig, target: Executor) -> N
         )
 
 
+def _check_fields(request: Request) -> None:
+    """Raise `InvalidParams` for a field of another type than its own: nothing may fail on it later, in a step that
+    others share."""
+    prompt: Any = request.prompt_token_ids
+    if not isinstance(prompt, _ID_LISTS):
+        raise InvalidParams(f"prompt_token_ids must be a list of integers, got {_described(prompt)}")
+    kinds = {type(token) for token in prompt}
+    if wrong := [kind for kind in kinds if kind is not int]:
+        at, token = next((at, token) for at, token in enumerate(prompt) if type(token) is wrong[0])
+        raise InvalidParams(f"prompt_token_ids must be integers, got {token!r} ({wrong[0].__name__}) at {at}")
+    if not isinstance(request.params, SamplingParams):
+        raise InvalidParams(f"params must be SamplingParams, got {_described(request.params)}")
+    if type(request.sample) is not int or request.sample < 0:
+        raise InvalidParams(f"sample must be an integer of at least 0, got {request.sample!r}")
+    if not (request.method is None or isinstance(request.method, str)):
+        raise InvalidParams(f"method must be a name, got {request.method!r}")
+    try:
+        hash(request.scope)
+    except TypeError as error:
+        raise InvalidParams(f"scope must be hashable, got {_described(request.scope)}") from error
+
+
+def _described(value: Any) -> str:
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
+
+
 class Batcher:
     """Two queues and one rule: admitted sequences advance in order of admission, the rest wait.
+
+    One that is too big for what is free now lets smaller ones behind it pass, `max_batch` of them in all; then all
+    wait until it is in, so that neither the pool stays empty for it nor it waits for ever.
 
     There is no prefill phase: each sequence feeds the tokens that its cache lacks, bounded by the step's token budget.
     When the pool runs out the latest admitted sequence gives its blocks up, waits first in line, and is computed again.
@@ -118,19 +150,40 @@ class Batcher:
 
     def _admit_waiting(self, feeds: list[Feed], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self._max_batch:
-            seq = self.waiting[0]
-            start = self._cache.open(seq)
-            # The whole prompt and one token more: a sequence that cannot take its first step only causes preemptions.
-            if not self._cache.reserve(seq, min(len(seq) + 1, seq.max_len)):
-                self._cache.free(seq)
+            seq = self._take_next()
+            if seq is None:
                 return
-            self.waiting.popleft()
             self.running.append(seq)
             if seq.admitted is None:
                 seq.admitted = time.monotonic()
+            start = self._cache.num_cached(seq)
             end = min(len(seq), start + budget)
             feeds.append(self._feed(seq, start, end))
             budget -= end - start
+
+    def _take_next(self) -> Sequence | None:
+        """The first in line that the pool has room for, its room reserved; None when nobody may go now."""
+        for place, seq in enumerate(islice(self.waiting, 1 + self._max_batch)):
+            if self._fits(seq, first=place == 0):
+                del self.waiting[place]
+                for passed in islice(self.waiting, place):
+                    passed.num_overtaken += 1
+                return seq
+            if seq.num_overtaken >= self._max_batch:
+                return None
+        return None
+
+    def _fits(self, seq: Sequence, *, first: bool) -> bool:
+        """Reserve the whole prompt and one token more: a sequence that cannot take its first step only causes
+        preemptions. Known prefixes, which take time to find, count for the first in line alone."""
+        needed = min(len(seq) + 1, seq.max_len)
+        if not first and self._cache.blocks_for(needed) > self._cache.num_free:
+            return False
+        self._cache.open(seq)
+        if self._cache.reserve(seq, needed):
+            return True
+        self._cache.free(seq)
+        return False
 
     def _feed(self, seq: Sequence, start: int, end: int) -> Feed:
         self._cache.announce(seq, end)

@@ -74,8 +74,8 @@ _PLAIN_OPTIONS = {
 """Options with a default that is no None, so that only a change of it tells that they were set."""
 _ENGINE_CHOICES = {"dtype": DTYPES, "attention": ATTENTION_BACKENDS}
 _ENGINE_RANGES = {
-    **dict.fromkeys(("max_batch", "max_step_tokens", "block_size", "kv_memory", "kv_blocks"), Range(1)),
-    "max_model_len": Range(2),
+    **dict.fromkeys(("max_batch", "max_step_tokens", "block_size", "kv_memory"), Range(1)),
+    **dict.fromkeys(("max_model_len", "kv_blocks"), Range(2)),
 }
 
 
@@ -315,9 +315,9 @@ class EngineConfig:
     block_size: int = 16
     """Tokens per KV block."""
     kv_blocks: int | None = None
-    """Size of the KV pool; None sizes it from kv_memory."""
+    """Blocks of every KV pool, the target's and a draft's; None sizes them from kv_memory."""
     kv_memory: int = 2 * 2**30
-    """Bytes for the KV pool when kv_blocks is None."""
+    """Bytes for all of them, hidden states that drafts read included, when kv_blocks is None."""
     prefix_reuse: bool = True
     """Compute common prompt prefixes once."""
     trust_remote_code: bool = False

@@ -10,12 +10,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from workers.engine.batch import Batch, Feed
-from workers.engine.batcher import Batcher, check_request, pool_blocks
+from workers.engine.batcher import Batcher, check_request
 from workers.engine.config import EngineConfig
 from workers.engine.controller import Controller, StepCost, make_controller
 from workers.engine.detokenizer import StopScanner
 from workers.engine.errors import EngineError
 from workers.engine.kv_cache import KVCache
+from workers.engine.kv_memory import DraftMemory, KVPlan, log_plan, plan_kv
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading import context_length, load_model
 from workers.engine.request import Completion, FinishReason, Request
@@ -47,12 +48,10 @@ class EngineCore:
         self.model = model or load_model(config)
         executor = self.model.executor
         self.max_model_len = context_length(config, executor)
-        self.cache = KVCache(
-            executor.cache_shape, pool_blocks(config, executor), config.block_size, prefix_reuse=config.prefix_reuse
-        )
+        self.cache = KVCache(executor.cache_shape, 0, config.block_size, prefix_reuse=config.prefix_reuse)
         self.speculator = MixedSpeculator(make(SpeculatorContext(config, self.model, self.cache)))
         self.config = config = replace(config, speculation=config.speculation.settled(self.speculator.depth))
-        self.cache.keep_hidden(self.speculator.hidden_layers)
+        self._kv = self._allocate()
         self.controller: Controller = make_controller(config.speculation, self.speculator.max_nodes)
         self.verifier: Verifier = make_verifier(config.speculation)
         self.batcher = Batcher(
@@ -65,6 +64,17 @@ class EngineCore:
         self._sequences: dict[Hashable, Sequence] = {}
         self._num_submitted = 0
         self._totals = EngineSnapshot()
+
+    def _allocate(self) -> KVPlan:
+        """Size every pool, now that it is known what the speculators keep for a token."""
+        caches = self.speculator.caches
+        keeps = [DraftMemory(self.speculator.hidden_layers), *(DraftMemory(cache=cache.shape) for cache in caches)]
+        plan = plan_kv(self.config, self.model.executor, keeps)
+        for cache in (self.cache, *caches):
+            cache.resize(plan.num_blocks)
+        self.cache.keep_hidden(self.speculator.hidden_layers)
+        log_plan(plan)
+        return plan
 
     # ------------------------------------------------------------- requests
 
@@ -80,7 +90,7 @@ class EngineCore:
         return None
 
     def _admit(self, request: Request) -> Sequence:
-        check_request(request, self.config, self.model.executor)
+        check_request(request, self.config, self.model.executor, self._kv.capacity)
         seq = Sequence(request, self._num_submitted, self.model.tokenizer.eos_token_ids, self.max_model_len)
         if request.params.stop:
             seq.scanner = StopScanner(self.model.tokenizer, request.params.stop)
@@ -207,6 +217,7 @@ class EngineCore:
             "vocab_size": self.model.executor.vocab_size,
             "max_model_len": self.max_model_len,
             "kv_blocks": self.cache.num_blocks,
+            "kv_bytes": self._kv.bytes,
             **self.model.details,
             "speculator": {**asdict(speculation), **self.speculator.details},
             "draft": None if draft is None else asdict(draft),

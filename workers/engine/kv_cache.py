@@ -63,9 +63,14 @@ class KVCache:
         """Entry i is computed from the tokens up to i + shift: 0, or 1 for drafters that pair the feature of a token
         with the token after it. Positions and counts in this class are those of entries."""
         self.block_size = block_size
-        self.num_blocks = num_blocks
         self._prefix_reuse = prefix_reuse
-        slots = (num_blocks + 1) * block_size
+        self.resize(num_blocks)
+
+    def resize(self, num_blocks: int) -> None:
+        """Begin anew with this many blocks, empty, and without hidden states."""
+        shape = self.shape
+        self.num_blocks = num_blocks
+        slots = (num_blocks + 1) * self.block_size
         self.keys = [self._pool(slots) for _ in range(shape.num_layers)]
         self.values = [self._pool(slots) for _ in range(shape.num_layers)]
         self.hidden: dict[int, torch.Tensor] = {}

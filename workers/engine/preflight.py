@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workers.engine.batcher import check_request
 from workers.engine.config import EngineConfig
+from workers.engine.kv_memory import plan_kv
 from workers.engine.models.loading import context_length, outline_model
 from workers.engine.request import Request
 from workers.engine.speculators.self_draft import with_skip_set
@@ -22,7 +23,7 @@ class Preflight:
     def __init__(self, config: EngineConfig) -> None:
         self._target = outline_model(config)
         self.max_model_len = context_length(config, self._target.executor)
-        check_speculators(config, self._target)
+        self._kv = plan_kv(config, self._target.executor, check_speculators(config, self._target))
         self.config = with_skip_set(config, self._target)
         """With what files of this machine decide written into it, so that it means the same on any other."""
 
@@ -32,4 +33,4 @@ class Preflight:
 
     def check(self, request: Request) -> None:
         """Raise the `EngineError` with which the engine would refuse the request."""
-        check_request(request, self.config, self._target.executor)
+        check_request(request, self.config, self._target.executor, self._kv.capacity)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from workers.engine.errors import InvalidParams
 from workers.engine.sampling_params import SamplingParams
 from workers.engine.stats import AcceptanceStats
 
@@ -30,6 +31,7 @@ class Request:
     """
 
     id: Hashable
+    """Raises `InvalidParams` when it is not hashable; whatever the other fields hold is answered with an error."""
     prompt_token_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     sample: int = 0
@@ -37,6 +39,12 @@ class Request:
     """Speculator for this request, one of the engine's `SpeculationConfig.methods`; None takes the first."""
     scope: Hashable = None
     """Requests of one scope (a job) may learn drafts from each other's finished outputs; others never."""
+
+    def __post_init__(self) -> None:
+        try:
+            hash(self.id)
+        except TypeError as error:
+            raise InvalidParams(f"the id of a request must be hashable, got {self.id!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

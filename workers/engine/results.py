@@ -38,7 +38,7 @@ def failure(request: Request, error: EngineError) -> Completion:
         token_ids=(),
         text="",
         finish_reason=FinishReason.ERROR,
-        num_prompt_tokens=len(request.prompt_token_ids),
+        num_prompt_tokens=len(request.prompt_token_ids) if isinstance(request.prompt_token_ids, list | tuple) else 0,
         stats=AcceptanceStats(),
         timings=Timings(),
         method="",

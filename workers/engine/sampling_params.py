@@ -113,8 +113,19 @@ def _texts(value: Any) -> tuple[str, ...]:
     return texts
 
 
+def _token_id(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
 def _token_ids(value: Any) -> tuple[int, ...]:
-    return tuple(operator.index(token) for token in value)
+    return tuple(map(_token_id, value))
+
+
+def _key(value: Any) -> int:
+    """A token id; JSON has texts for keys."""
+    return int(value) if isinstance(value, str) else _token_id(value)
 
 
 _CONVERSIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -123,7 +134,7 @@ _CONVERSIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "bad_words": ("a list of token sequences", lambda value: tuple(_token_ids(word) for word in value)),
     "logit_bias": (
         "a mapping from token id to number",
-        lambda value: {int(token): float(bias) for token, bias in dict(value).items()},
+        lambda value: {_key(token): float(bias) for token, bias in dict(value).items()},
     ),
 }
 

@@ -54,6 +54,8 @@ class Sequence:
     """The output text up to the stop string that ended it."""
     error: EngineError | None = None
     num_preemptions: int = 0
+    num_overtaken: int = 0
+    """How many sequences behind it in line were admitted before it."""
     submitted: float = field(default_factory=time.monotonic)
     admitted: float | None = None
     first_token: float | None = None

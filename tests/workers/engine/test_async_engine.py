@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
 
 import anyio
+import numpy as np
 import pytest
+import torch
 
 from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests, run
-from workers.engine import Engine, EngineConfig, FinishReason, Request, SamplingParams
+from workers.engine import Engine, EngineConfig, FinishReason, Request, SamplingParams, SpeculationConfig
 from workers.engine.errors import EngineStopped, InvalidConfig
 
 pytestmark = pytest.mark.anyio
@@ -114,7 +118,15 @@ async def test_a_bad_configuration_is_named_on_entering() -> None:
             pass
 
 
-async def test_bad_requests_are_completions_not_exceptions() -> None:
-    async with Engine(EngineConfig(target=TARGET)) as started:
-        completion = await started.generate(Request(0, []))
-    assert completion.error_code == "empty_prompt"
+async def test_bad_requests_are_completions_and_the_others_do_not_notice() -> None:
+    prompts: list[Any] = [b"good", [], np.array([65, 66]), torch.tensor([65]), "text", None, [65.5], b"good"]
+    requests = [Request(index, prompt, SamplingParams(max_tokens=4)) for index, prompt in enumerate(prompts)]
+    requests.append(replace(requests[0], id=len(prompts), params=None, scope=[]))  # type: ignore[arg-type]
+    async with Engine(EngineConfig(target=TARGET, speculation=SpeculationConfig(method="suffix"))) as started:
+        done = {c.request_id: c async for c in started.stream(requests)}
+        with pytest.raises(TypeError, match="Requests"):
+            await started.generate({"prompt_token_ids": [65]})  # type: ignore[arg-type]
+        again = await started.generate(replace(requests[0], id="again"))
+    codes = [done[index].error_code for index in range(len(requests))]
+    assert codes == [None, "empty_prompt", *["invalid_params"] * 5, None, "invalid_params"]
+    assert done[0].token_ids == done[7].token_ids == again.token_ids

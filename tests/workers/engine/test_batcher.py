@@ -1,9 +1,48 @@
 from __future__ import annotations
 
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 
 from tests.workers.engine.helpers import answers, engine, run
-from workers.engine import FinishReason, Request, SamplingParams, SpeculationConfig
+from workers.engine import Completion, FinishReason, Request, SamplingParams, SpeculationConfig
+from workers.engine.errors import InvalidConfig, InvalidParams
+
+NO_LIST = "prompt_token_ids must be a list of integers"
+NO_INTEGERS = "prompt_token_ids must be integers"
+BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
+    "empty": ({"prompt_token_ids": []}, "no tokens"),
+    "array": ({"prompt_token_ids": np.array([65, 66])}, NO_LIST),
+    "scalar array": ({"prompt_token_ids": np.array(65)}, NO_LIST),
+    "tensor": ({"prompt_token_ids": torch.tensor([65, 66])}, NO_LIST),
+    "text": ({"prompt_token_ids": "AB"}, NO_LIST),
+    "none": ({"prompt_token_ids": None}, NO_LIST),
+    "number": ({"prompt_token_ids": 65}, NO_LIST),
+    "mapping": ({"prompt_token_ids": {65: 66}}, NO_LIST),
+    "iterator": ({"prompt_token_ids": iter([65])}, NO_LIST),
+    "float": ({"prompt_token_ids": [65.5]}, NO_INTEGERS),
+    "whole float": ({"prompt_token_ids": [65.0]}, NO_INTEGERS),
+    "bool": ({"prompt_token_ids": [65, True]}, NO_INTEGERS),
+    "texts": ({"prompt_token_ids": [65, "66"]}, NO_INTEGERS),
+    "lists": ({"prompt_token_ids": [[65], [66]]}, NO_INTEGERS),
+    "scalars": ({"prompt_token_ids": [torch.tensor(65)]}, NO_INTEGERS),
+    "beyond": ({"prompt_token_ids": [5000]}, "0..256"),
+    "far beyond": ({"prompt_token_ids": [2**70]}, "0..256"),
+    "negative": ({"prompt_token_ids": [-1]}, "0..256"),
+    "params": ({"params": None}, "params must be SamplingParams"),
+    "params mapping": ({"params": {"max_tokens": 3}}, "params must be SamplingParams"),
+    "sample": ({"sample": "0"}, "sample must be"),
+    "negative sample": ({"sample": -1}, "sample must be"),
+    "method": ({"method": ["none"]}, "method must be a name"),
+    "unknown method": ({"method": "eagle"}, "not set up"),
+    "scope": ({"scope": ["job"]}, "scope must be hashable"),
+    "scope inside": ({"scope": ("job", [])}, "scope must be hashable"),
+}
+"""What a request may hold, and what is said about it."""
 
 
 def request(index: int, prompt: int, max_tokens: int = 8) -> Request:
@@ -42,13 +81,32 @@ def test_a_prompt_as_long_as_the_context_fails_at_once() -> None:
     assert done[1].finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize(("changes", "message"), BAD_FIELDS.values(), ids=BAD_FIELDS)
+def test_whatever_a_request_holds_it_fails_alone(changes: dict[str, Any], message: str) -> None:
+    core = engine(speculation=SpeculationConfig(method="suffix", row_methods=("none",)))
+    good = [request(index, 5) for index in range(3)]
+    bad = Request(**{"id": "bad", "prompt_token_ids": [65, 66], **changes})
+    done = run(core, [good[0], bad, *good[1:]])
+    assert (done["bad"].error_code, done["bad"].finish_reason) == (
+        "empty_prompt" if message == "no tokens" else "invalid_params",
+        FinishReason.ERROR,
+    )
+    assert message in str(done["bad"].error_message)
+    assert answers({r.id: done[r.id] for r in good}) == answers(run(engine(), good))
+
+
+def test_an_id_that_answers_cannot_be_kept_under_is_refused_when_it_is_made() -> None:
+    with pytest.raises(InvalidParams, match="hashable"):
+        Request([1], [65])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    ("prompt", "code"), [([], "empty_prompt"), ([5000], "invalid_params"), ([-1], "invalid_params")]
+    ("options", "message"),
+    [({"kv_blocks": 1}, "kv_blocks must be at least 2"), ({"kv_memory": 1000}, "kv_memory of 1000 bytes is too small")],
 )
-def test_bad_prompts_are_completions_with_a_code(prompt: list[int], code: str) -> None:
-    rejected = engine().add(Request(0, prompt))
-    assert rejected is not None
-    assert rejected.error_code == code
+def test_a_pool_that_is_too_small_for_anything_is_refused_at_start(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        engine(**options)
 
 
 def test_preemption_recomputes_and_everybody_finishes() -> None:
@@ -65,6 +123,46 @@ def test_admission_waits_for_room() -> None:
     core.step()
     assert len(core.batcher.running) == 2
     assert len(core.batcher.waiting) == 8
+
+
+def test_small_requests_pass_a_big_one_that_waits_for_room() -> None:
+    core = engine(kv_blocks=13, block_size=4, max_batch=4)
+    requests = [request(0, 24, 20), request(1, 40, 8), *(request(index, 4, 4) for index in range(2, 40))]
+    done: dict[object, Completion] = {}
+    for one in requests:
+        core.add(one)
+    core.step()
+    assert [seq.request.id for seq in core.batcher.running] == [0, 2, 3, 4]
+    while all(seq.request.id != 1 for seq in core.batcher.running):
+        done |= {completion.request_id: completion for completion in core.step()}
+    place = [seq.request.id for seq in core.batcher.running].index(1)
+    assert len(done) + place - 1 == 4, "as many as a batch holds, and request 0, went before it"
+    done |= run(core, [])
+    assert answers(done) == answers(run(engine(), requests))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_is_overtaken_without_bound(seed: int) -> None:
+    """Under drafts and preemption, with requests of all sizes that keep coming."""
+    rng = random.Random(seed)
+    sizes = [rng.choice((2, 3, 4, 40, 60)) for _ in range(120)]
+    requests = [request(index, size, rng.randrange(1, 30)) for index, size in enumerate(sizes)]
+    core = engine(kv_blocks=24, block_size=4, max_batch=6, speculation=SpeculationConfig(method="ngram"))
+    overtaken = Counter[object]()
+    done: dict[object, Completion] = {}
+    coming = list(reversed(requests))
+    while coming or core.has_work:
+        for _ in range(min(len(coming), 3)):
+            core.add(coming.pop())
+        before = [seq.request.id for seq in core.batcher.waiting]
+        done |= {completion.request_id: completion for completion in core.step()}
+        overtaken.update(
+            {seq.request.id: seq.num_overtaken for seq in core.batcher.waiting if seq.request.id in before}
+        )
+        assert all(seq.num_overtaken <= 6 for seq in (*core.batcher.waiting, *core.batcher.running))
+        core.cache.check()
+    assert overtaken.total() > 0
+    assert answers(done) == answers(run(engine(), requests))
 
 
 def test_an_id_in_flight_is_refused() -> None:

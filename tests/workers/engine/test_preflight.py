@@ -308,6 +308,31 @@ def test_no_weights_of_a_model_are_read(name: str, tmp_path: Path) -> None:
     Preflight(EngineConfig(target=target, speculation=SpeculationConfig(**options)))
 
 
+@pytest.mark.parametrize(
+    "name", ["all that need no draft", "self", "medusa", "eagle 3", "eagle 1", "draft_model, mapped"]
+)
+def test_kv_memory_holds_whatever_is_kept_of_cached_tokens(name: str, llama: str, tmp_path: Path) -> None:
+    memory = 200_000
+    config = EngineConfig(target=llama, speculation=SpeculationConfig(**GOOD[name](tmp_path)), kv_memory=memory)
+    core = EngineCore(config)
+    caches = [core.cache, *core.speculator.caches]
+    kept = {
+        "target": sum(pool.nbytes for pool in (*core.cache.keys, *core.cache.values)),
+        "features": sum(pool.nbytes for pool in core.cache.hidden.values()),
+        "draft": sum(pool.nbytes for cache in caches[1:] for pool in (*cache.keys, *cache.values)),
+    }
+    assert core.report()["kv_bytes"] == kept
+    assert {cache.num_blocks for cache in caches} == {core.report()["kv_blocks"]}
+    block = sum(kept.values()) // (core.cache.num_blocks + 1)
+    assert memory - block < sum(kept.values()) <= memory
+    assert bool(kept["features"]) == (config.speculation.method in ("medusa", "eagle"))
+    assert bool(kept["draft"]) == (config.speculation.method in ("draft_model", "eagle"))
+    longest = Request(1, (3,), SamplingParams(max_tokens=core.cache.num_blocks * 16))
+    assert core.add(longest) is not None
+    with pytest.raises(EngineError, match=f"KV cache holds {core.cache.num_blocks * 16}"):
+        Preflight(config).check(longest)
+
+
 def test_a_skip_set_is_that_of_the_very_weights(llama: str) -> None:
     config = EngineConfig(target=llama, speculation=SpeculationConfig(method="self"))
     SkipFile(llama, resolve(llama).content_hash(), ("attn.1",), 0.9, 0.6, 3, 1.2).write()

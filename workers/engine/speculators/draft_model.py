@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from workers.engine.batch import Batch, Feed
 from workers.engine.config import EngineConfig
 from workers.engine.kv_cache import KVCache
+from workers.engine.kv_memory import DraftMemory
 from workers.engine.models.executor import Executor, LoadedModel, Model
 from workers.engine.models.loading import load_draft, outline_draft
 from workers.engine.sequence import Sequence
@@ -65,8 +66,10 @@ class DraftModelSpeculator:
         )
 
     @classmethod
-    def check(cls, config: EngineConfig, target: Model) -> None:
-        choose_reading(config, target, outline_draft(config, target))
+    def check(cls, config: EngineConfig, target: Model) -> DraftMemory:
+        draft = outline_draft(config, target)
+        choose_reading(config, target, draft)
+        return DraftMemory(cache=draft.executor.cache_shape)
 
     def max_nodes(self, length: int) -> int:
         return self.reading.shape.max_nodes(length)

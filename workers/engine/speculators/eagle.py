@@ -10,6 +10,7 @@ from workers.engine.attention.backend import load_attention, resolve_attention
 from workers.engine.batch import Batch, Feed
 from workers.engine.config import EngineConfig
 from workers.engine.kv_cache import CacheShape, KVCache
+from workers.engine.kv_memory import DraftMemory
 from workers.engine.models.executor import Model
 from workers.engine.sequence import Sequence
 from workers.engine.speculators.checkpoint import Tensors
@@ -78,10 +79,11 @@ class EagleSpeculator:
         )
 
     @classmethod
-    def check(cls, config: EngineConfig, target: Model) -> None:
+    def check(cls, config: EngineConfig, target: Model) -> DraftMemory:
         eagle, tensors = _open(config, target)
-        _backend(config, target.executor.cache_shape)
+        precision, _ = _backend(config, target.executor.cache_shape)
         check_eagle(eagle, tensors, target.executor)
+        return DraftMemory(eagle.feature_layers, eagle.cache_shape(precision.dtype, precision.device))
 
     def max_nodes(self, length: int) -> int:
         return self._shape.max_nodes(length)

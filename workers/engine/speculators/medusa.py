@@ -11,6 +11,7 @@ import torch
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.kv_cache import FINAL, KVCache
+from workers.engine.kv_memory import DraftMemory
 from workers.engine.models.executor import Model
 from workers.engine.sampler import RowContext
 from workers.engine.sequence import Sequence
@@ -68,10 +69,11 @@ class MedusaSpeculator:
         )
 
     @classmethod
-    def check(cls, config: EngineConfig, target: Model) -> None:
+    def check(cls, config: EngineConfig, target: Model) -> DraftMemory:
         shape = target.executor.cache_shape
         choose_precision(config.speculation, shape.dtype, shape.device)
         _open(config.speculation, target, Unread())
+        return DraftMemory(cls.hidden_layers)
 
     @property
     def details(self) -> dict[str, Any]:

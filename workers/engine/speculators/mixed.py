@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from workers.engine.kv_cache import KVCache
 from workers.engine.sequence import Sequence
-from workers.engine.speculators.speculator import Bounded, Detailed, Drafter, LoadedDraft, Speculator
+from workers.engine.speculators.speculator import Bounded, Caching, Detailed, Drafter, LoadedDraft, Speculator
 from workers.engine.tree import EMPTY, DraftTree
 from workers.engine.verifier import Verdict
 
@@ -29,6 +30,11 @@ class MixedSpeculator:
         """What was loaded beside the target: by one speculator at most, as the options of a draft are shared."""
         drafts = (speculator.draft for speculator in self._speculators.values() if isinstance(speculator, Drafter))
         return next(filter(None, drafts), None)
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """Those that speculators have of their own."""
+        return [speculator.cache for speculator in self._speculators.values() if isinstance(speculator, Caching)]
 
     @property
     def depth(self) -> int | None:

@@ -15,6 +15,7 @@ from workers.engine.batch import Batch, Feed
 from workers.engine.config import EngineConfig
 from workers.engine.errors import NoSkipSet, UnsupportedModel
 from workers.engine.kv_cache import KVCache
+from workers.engine.kv_memory import DraftMemory
 from workers.engine.models.executor import Model
 from workers.engine.models.skipping import SkippingExecutor, SkipSet
 from workers.engine.sequence import Sequence
@@ -63,9 +64,10 @@ class SelfSpeculator:
         )
 
     @classmethod
-    def check(cls, config: EngineConfig, target: Model) -> None:
+    def check(cls, config: EngineConfig, target: Model) -> DraftMemory:
         skipping(target)
         skip_set_of(config, target)
+        return DraftMemory()
 
     @property
     def details(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from workers.engine.config import SCORERS, EngineConfig
 from workers.engine.kv_cache import KVCache
+from workers.engine.kv_memory import DraftMemory
 from workers.engine.models.executor import LoadedModel, Model
 from workers.engine.sequence import Sequence
 from workers.engine.tree import DraftTree
@@ -62,6 +63,14 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class Caching(Protocol):
+    """A speculator with a KV cache of its own, which the engine sizes with the target's."""
+
+    @property
+    def cache(self) -> KVCache: ...
+
+
+@runtime_checkable
 class Bounded(Protocol):
     """A speculator whose draft decides how deep its trees get, where the options do not."""
 
@@ -86,7 +95,7 @@ class SpeculatorContext:
     config: EngineConfig
     target: LoadedModel
     cache: KVCache
-    """The target's."""
+    """The target's. It has no blocks yet: caches are sized when all of them are known."""
 
 
 REGISTRY = {
@@ -99,7 +108,7 @@ REGISTRY = {
     "eagle": "workers.engine.speculators.eagle:EagleSpeculator",
 }
 """Classes with `create(context)`. Those of `SCORERS` have `check(config, target)` as well: it raises what `create`
-would, as far as files tell, and loads no weights."""
+would, as far as files tell, loads no weights, and returns the memory for keys and values that it would take."""
 
 
 def make_speculators(context: SpeculatorContext) -> dict[str, Speculator]:
@@ -107,11 +116,12 @@ def make_speculators(context: SpeculatorContext) -> dict[str, Speculator]:
     return {method: make_speculator(method, context) for method in context.config.speculation.methods}
 
 
-def check_speculators(config: EngineConfig, target: Model) -> None:
-    """Raise what `make_speculators` would raise, as far as files tell. Heads or a layer on the hub are downloaded."""
-    for method in config.speculation.methods:
-        if method in SCORERS:
-            _class(method).check(config, target)
+def check_speculators(config: EngineConfig, target: Model) -> list[DraftMemory]:
+    """Raise what `make_speculators` would raise, as far as files tell; what each method would keep for a token.
+
+    Heads or a layer on the hub are downloaded.
+    """
+    return [_class(method).check(config, target) for method in config.speculation.methods if method in SCORERS]
 
 
 def make_speculator(method: str, context: SpeculatorContext) -> Speculator:
