@@ -7,20 +7,26 @@ parameters; the copy loads in one. Delete the directory at any time; it is made 
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import tempfile
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from workers.engine.cache_directory import cache_directory
 from workers.engine.errors import InvalidConfig
+from workers.engine.models.completeness import check_filled
 from workers.engine.models.reading import read_tokenizer
+from workers.engine.models.refusals import refusing
 from workers.engine.models.sources import Source, quiet
 
-VERSION = 1
+VERSION = 2
 """Raise it when the conversion changes."""
+JOINED = re.compile(r"_exps\.|\.ssm_")
+"""Tensors that transformers renames, splits or joins one by one."""
 
 
 def described(source: Source) -> Source:
@@ -60,19 +66,37 @@ def _convert(source: Source, directory: Path) -> None:
     from transformers import AutoModelForCausalLM, GgufConfig
 
     # The unpacking loop draws a progress bar that no setting turns off.
-    with quiet(), redirect_stderr(io.StringIO()), source.directory() as location:
+    with refusing(source.name), quiet(), redirect_stderr(io.StringIO()), source.directory() as location:
         tokenizer = read_tokenizer(source)
-        model = AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             location,
             gguf_file=source.path.name,
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.float32,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
+        check_filled({**info, "unexpected_keys": [*info["unexpected_keys"], *_left_out(source, model)]}, source.name)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         tokenizer.save_pretrained(directory)
         model.save_pretrained(directory)
+
+
+def _left_out(source: Source, model: Any) -> list[str]:
+    """Tensors of the file that transformers' older reader skips without a word, rotary factors among them."""
+    from gguf import GGUFReader
+    from transformers.integrations.gguf.utils import is_gguf_arch_supported
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    reader = GGUFReader(source.path)
+    architecture = reader.get_field("general.architecture").contents()
+    if is_gguf_arch_supported(architecture):  # read by the newer one, which reports them
+        return []
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    known = get_gguf_hf_weights_map(model, processor)
+    return [tensor.name for tensor in reader.tensors if tensor.name not in known and not JOINED.search(tensor.name)]
 
 
 def _publish(work: Path, target: Path) -> None:

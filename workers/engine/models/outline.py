@@ -15,6 +15,7 @@ from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig
 from workers.engine.kv_cache import CacheShape, KVCache
 from workers.engine.models.checks import check_config, check_length, context_limit
+from workers.engine.models.completeness import check_tensors
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.fused import covers
 from workers.engine.models.gguf_copy import converted
@@ -46,7 +47,8 @@ class Outline:
         self.device = resolve_device(config.device)
         self.config = read_config(source)
         """transformers' config of the model."""
-        check_config(self.config, model_class(self.config, source), self.name)
+        self._model_class = model_class(self.config, source)
+        check_config(self.config, self._model_class, self.name)
         self.max_model_len = context_limit(self.config, self.name, max_model_len, bound)
         check_length(self.config, self.name, self.max_model_len)
         self._source = source
@@ -71,13 +73,19 @@ class Outline:
 
     @cached_property
     def executor(self) -> UnloadedExecutor:
-        """Raises `UnsupportedModel` where the attention backend or int8 layers cannot run this model."""
+        """Raises `UnsupportedModel` where its files, the attention backend or int8 layers cannot run this model."""
+        if self._source.is_complete:
+            self.check_tensors()
         skeleton = self._skeleton()
         resolve_attention(self._engine.attention, self.device, skeleton.dtype)
         if self._int8:
             check_quantisable(skeleton, self.name, self.device)
         kind = UnloadedFusedExecutor if covers(skeleton, self.device) else UnloadedExecutor
         return kind(skeleton, self.device, self.max_model_len)
+
+    def check_tensors(self) -> None:
+        """Raise `UnsupportedModel` unless the weight files hold what the model needs; reads their headers alone."""
+        check_tensors(self._source, self.config, self._model_class)
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from workers.engine.attention.backend import load_attention, resolve_attention
 from workers.engine.config import EngineConfig
 from workers.engine.models.checks import INT8_TOLERANCE, confirm, probe
+from workers.engine.models.completeness import check_filled
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.fused import FusedExecutor, covers
 from workers.engine.models.gguf_copy import converted, described
@@ -36,6 +37,7 @@ def load_pretrained(
     outline = Outline(source, config, max_model_len, bound=bound, int8=int8)
     tokenizer, vocabulary = outline.tokenizer, outline.vocabulary
     source.fetch_weights()
+    outline.check_tensors()
     model = _load_weights(source, config, outline)
     attention = resolve_attention(config.attention, outline.device, model.dtype)
     executor = build_executor(model, attention, target, outline.max_model_len, int8=int8)
@@ -86,15 +88,18 @@ def build_executor(
 
 def _load_weights(source: Source, config: EngineConfig, outline: Outline) -> Any:
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    with refusing(f"{source.name} ({outline.config.model_type})"), quiet():
-        model = AutoModelForCausalLM.from_pretrained(
+    name = f"{source.name} ({outline.config.model_type})"
+    with refusing(name), quiet():
+        model, info = AutoModelForCausalLM.from_pretrained(
             source.path,
             config=outline.config,
             dtype=dtype,
             trust_remote_code=source.with_code,
             local_files_only=True,
             use_safetensors=True,
+            output_loading_info=True,
         )
+    check_filled(info, name)
     if outline.device.type == "cpu" and model.dtype not in CPU_DTYPES:
         model = model.float()
     return model.to(outline.device).eval()

@@ -30,6 +30,8 @@ ALIASES = {
 }
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 CODE = "*.py"
+LFS_POINTER = b"version https://git-lfs"
+NOT_PULLED = "a git-lfs pointer, not the file itself: `git lfs pull` fetches it"
 SAMPLES, SAMPLE_BYTES = 16, 4096
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -58,6 +60,11 @@ class Source:
         with TemporaryDirectory(prefix="nightdraft-") as directory:
             (Path(directory) / self.path.name).symlink_to(self.path.absolute())
             yield Path(directory)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its weights are here, in a directory of transformers' layout; those of a hub model may not be yet."""
+        return self.hub_id is None and not self.is_gguf
 
     def fetch_weights(self) -> None:
         """Download what is missing of a hub model; raises `ModelNotFound` when that fails or nothing has weights."""
@@ -113,6 +120,7 @@ def resolve(target: str, *, with_code: bool = False) -> Source:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelNotFound(f"{target}: a model file must be a .gguf file")
+        _check_magic(path)
         return Source(target, path)  # holds no code
     if path.is_absolute() or target.startswith((".", "~")) or path.suffix == ".gguf" or not _HUB_ID.fullmatch(target):
         raise ModelNotFound(f"{target}: no such directory or file")
@@ -121,6 +129,15 @@ def resolve(target: str, *, with_code: bool = False) -> Source:
 
 def _small_files(with_code: bool) -> list[str]:
     return [*SMALL_FILES, CODE] if with_code else SMALL_FILES
+
+
+def _check_magic(file: Path) -> None:
+    with file.open("rb") as stream:
+        start = stream.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        raise UnsupportedModel(f"{file}: {NOT_PULLED}")
+    if start[:4] not in (b"GGUF", b"FUGG"):
+        raise UnsupportedModel(f"{file}: not a GGUF file, by its first bytes")
 
 
 def _packaged(alias: str, packaged: Packaged) -> Path:
@@ -155,7 +172,8 @@ def _hash_whole(file: Path) -> str:
 
 def _digest_file(digest: blake2b, stream: IO[bytes], size: int, *, header: bool) -> None:
     if header:
-        (length,) = struct.unpack("<Q", stream.read(8))
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size + 1
         if length > size:
             raise UnsupportedModel(f"{stream.name}: not a safetensors file")
         digest.update(stream.read(length))

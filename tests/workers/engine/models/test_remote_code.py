@@ -13,11 +13,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 
-from tests.workers.engine.models.tiny import config_of, save
+from tests.workers.engine.models.tiny import config_of, save, write_gguf
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import EngineError, UnsupportedModel
 from workers.engine.models.loading import load_model
@@ -164,42 +162,6 @@ def test_the_neighbours_of_a_gguf_file_are_not_its_own(trap: Trap, tmp_path: Pat
     for trusting in (False, True):
         load_model(EngineConfig(target=str(file), trust_remote_code=trusting))
         assert not trap.sprung
-
-
-def write_gguf(file: Path) -> None:
-    """A Llama of one layer."""
-    width, vocab = 32, 259
-    writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(width)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(vocab)
-    writer.add_tokenizer_model("llama")
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * vocab)
-    writer.add_token_types([2, 3, 3, *[6] * 256])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    shapes = {
-        "token_embd": (vocab, width), "output_norm": (width,), "output": (vocab, width),
-        "blk.0.attn_norm": (width,), "blk.0.ffn_norm": (width,),
-        **{f"blk.0.attn_{part}": (width, width) for part in ("q", "k", "v", "output")},
-        "blk.0.ffn_gate": (64, width), "blk.0.ffn_up": (64, width), "blk.0.ffn_down": (width, 64),
-    }  # fmt: skip
-    numbers = np.random.default_rng(0)
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", numbers.normal(size=shape).astype(np.float32) * 0.1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def test_code_runs_when_the_job_asks_and_is_recorded(trap: Trap) -> None:
