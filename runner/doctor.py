@@ -15,8 +15,9 @@ from runner.stores import existing_store
 from runner.watching import ALIVE_SECONDS, alive_workers
 from scheduler.errors import BrokerUnavailable
 from storage.errors import NoStore, StorageError
+from storage.redaction import redacted
 from storage.telemetry import WorkerInfo
-from storage.wire import UnsupportedBroker, redacted
+from storage.wire import UnsupportedBroker
 
 PACKAGES = ("torch", "transformers", "numba", "pyarrow", "sqlalchemy", "celery", "psycopg")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")

@@ -13,6 +13,7 @@ import anyio
 from runner.errors import ExitCode
 from runner.stores import open_store, store_url
 from runner.tables import note
+from storage.redaction import redact_logs
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -39,6 +40,7 @@ def run_scheduler(store: str, broker: str) -> int:
     from scheduler.service import Scheduler
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    redact_logs(logging.getLogger().handlers)
     # What Alembic tells at that level (its plugins, its dialect) is for those who write migrations.
     logging.getLogger("alembic").setLevel(logging.WARNING)
 

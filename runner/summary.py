@@ -8,6 +8,7 @@ from typing import Any
 
 from runner.errors import ExitCode
 from storage.records import Job, JobProgress, JobState
+from storage.redaction import redacted
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 
 CONFIG_ERRORS = (ModelNotFound.code, UnsupportedModel.code, InvalidConfig.code, "invalid_spec")
@@ -77,7 +78,7 @@ def summarise(job: Job, progress: JobProgress, now: datetime | None = None) -> J
         seconds=seconds,
         output_tokens_per_second=progress.num_output_tokens / seconds if seconds else None,
         error_code=job.error_code,
-        error_message=job.error_message,
+        error_message=job.error_message and redacted(job.error_message),
     )
 
 

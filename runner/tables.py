@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
+from storage.redaction import redacted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -31,8 +33,8 @@ def error_console() -> Console:
 
 
 def note(text: str) -> None:
-    """A line for the reader, on stderr, so that stdout stays clean for programs."""
-    error_console().print(visible(text), highlight=False, soft_wrap=True, markup=False)
+    """A line for the reader, on stderr, so that stdout stays clean for programs. Secrets of URLs in it are hidden."""
+    error_console().print(visible(redacted(text)), highlight=False, soft_wrap=True, markup=False)
 
 
 def print_json(value: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner.rates import format_duration
 from runner.summary import JobSummary
 from runner.tables import counted, format_bytes, note, print_fields, print_json, print_rows
+from storage.redaction import redacted
 
 if TYPE_CHECKING:
     from runner.doctor import Check
@@ -103,6 +104,8 @@ def show_errors(results: Sequence[Result], limit: int, *, as_json: bool) -> None
     """Failed rows, one by one."""
     columns = ("row_index", "sample", "row_id", "error_code", "error_message")
     rows = [[getattr(result, column) for column in columns] for result in results]
+    for row in rows:
+        row[-1] = row[-1] and redacted(row[-1])
     if as_json or rows:
         print_rows(columns, rows, as_json=as_json)
     else:
@@ -148,7 +151,7 @@ def show_reopened(job: Job, chunks: int, what: str, nothing: str, *, as_json: bo
 
 def show_checks(checks: Sequence[Check], *, as_json: bool) -> int:
     """The findings of `doctor`; returns the exit code."""
-    rows = [(check.level.value, check.name, check.found, check.advice) for check in checks]
+    rows = [(check.level.value, check.name, redacted(check.found), check.advice) for check in checks]
     print_rows(
         ("", "check", "found", "what to do") if not as_json else ("level", "check", "found", "advice"),
         rows,

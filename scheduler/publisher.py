@@ -13,7 +13,8 @@ from kombu.exceptions import OperationalError
 
 from scheduler.errors import BrokerUnavailable
 from storage.records import ChunkMessage
-from storage.wire import NETWORK_TIMEOUT_SECONDS, REDIS_SCHEMES, TASK_NAME, broker_settings, redacted
+from storage.redaction import redacted
+from storage.wire import NETWORK_TIMEOUT_SECONDS, REDIS_SCHEMES, TASK_NAME, broker_settings
 
 
 class Publisher(Protocol):
@@ -36,7 +37,7 @@ class CeleryPublisher:
     """
 
     def __init__(self, broker_url: str) -> None:
-        self._url = redacted(broker_url)
+        self._url = broker_url
         self._app = Celery("nightdraft", set_as_current=False)
         self._app.conf.update(broker_settings(broker_url))
         self._queue = str(self._app.conf.task_default_queue)
@@ -84,7 +85,8 @@ class CeleryPublisher:
             yield self._producer
         except (OperationalError, OSError, *connection.connection_errors, *connection.channel_errors) as error:
             self.close()
-            raise BrokerUnavailable(f"broker {self._url}: {type(error).__name__}: {error}") from error
+            message = f"broker {self._url}: {type(error).__name__}: {error}"
+            raise BrokerUnavailable(redacted(message, self._url)) from error
 
 
 def _timeouts(broker_url: str) -> dict[str, float]:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from storage.encoding import dumps
 from storage.errors import InvalidStore, StoreUnavailable
+from storage.redaction import redacted
 from storage.tables import UtcTime
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,10 @@ BUSY_SECONDS = 60.0
 OLDEST_SQLITE = (3, 38)
 """The first with the JSON operators that the views use."""
 
+ENCODE = "a password with one of / : @ ? # needs it percent-encoded, as in p%40ss"
+BAD_PORT = f"the port is not a number from 1 to 65535; {ENCODE}"
+BAD_HOST = f"there is an @ in the host; {ENCODE}"
+
 _POSTGRES_TRANSIENT = {"40001", "40P01", "57P01", "57P02", "57P03", "53300"}
 """Serialisation failure, deadlock, shutdown, crash, starting up, too many connections."""
 
@@ -42,8 +47,14 @@ def parse_url(url: str) -> URL:
         parsed = make_url(url)
     except ArgumentError as error:
         raise InvalidStore(
-            f"{url!r} is not a store URL; use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+            f"{redacted(url)!r} is not a store URL; use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
         ) from error
+    except ValueError:
+        raise InvalidStore(f"{redacted(url)!r} is not a store URL: {BAD_PORT}") from None
+    if parsed.port is not None and not 0 < parsed.port < 65536:
+        raise InvalidStore(f"{redacted(url)!r} is not a store URL: {BAD_PORT}")
+    if "@" in (parsed.host or ""):
+        raise InvalidStore(f"{redacted(url)!r} is not a store URL: {BAD_HOST}")
     if parsed.drivername in ("postgres", "postgresql"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername == "postgresql+psycopg":
@@ -56,8 +67,13 @@ def parse_url(url: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """The URL for messages: without the password."""
-    return url.render_as_string(hide_password=True)
+    """The URL for messages: without passwords."""
+    return redacted(url.render_as_string(hide_password=True))
+
+
+def without_secrets(text: str, url: URL) -> str:
+    """A message about a store, without what is secret in its URL: drivers quote parts of that."""
+    return redacted(text, url.render_as_string(hide_password=False))
 
 
 class Database:
@@ -125,8 +141,10 @@ class Database:
                 if not _is_transient(error):
                     raise
                 if time.monotonic() + delay > give_up:
-                    raise StoreUnavailable(f"the store {shown(self.url)} does not answer: {_cause(error)}") from error
-                log.warning("the store is not answering, trying again in %.2f s: %s", delay, error)
+                    message = f"the store {shown(self.url)} does not answer: {_cause(error)}"
+                    raise StoreUnavailable(without_secrets(message, self.url)) from error
+                cause = without_secrets(str(_cause(error)), self.url)
+                log.warning("the store is not answering, trying again in %.2f s: %s", delay, cause)
             time.sleep(delay)
             delay = min(2 * delay, 2.0)
 

@@ -12,6 +12,7 @@ import psycopg
 
 from storage.database import BUSY_SECONDS
 from storage.errors import InvalidQuery
+from storage.redaction import redacted
 from storage.store import Store
 
 Rows = tuple[list[str], Iterator[tuple[Any, ...]]]
@@ -57,7 +58,7 @@ def _postgres_rows(store: Store, sql: str) -> Iterator[Any]:
                 yield first
             yield from rows
     except psycopg.Error as error:
-        raise InvalidQuery(_message(error)) from error
+        raise InvalidQuery(redacted(_message(error), url)) from error
 
 
 def _names(description: Any) -> list[str]:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from storage import chunks, jobs, lifecycle, progress, reading, reaping, results, scheduling, schema, telemetry
 from storage.chunks import Heartbeat
-from storage.database import Database, is_unusable_file, shown
+from storage.database import Database, is_unusable_file, shown, without_secrets
 from storage.errors import InvalidStore, NoStore, StoreUnavailable
 from storage.reading import ErrorGroup
 from storage.reaping import Reaped
@@ -38,7 +38,7 @@ class Store:
         """Connect lazily, without a look at the schema. Raises `InvalidStore` for an unusable URL."""
         self.database = Database(url, patience=patience)
         self.url = shown(self.database.url)
-        """For messages: without the password."""
+        """For messages: without passwords."""
 
     @classmethod
     def open(cls, url: str = DEFAULT_URL, *, patience: float = 60.0, create: bool = True) -> Self:
@@ -83,7 +83,8 @@ class Store:
             return run(*args)
         except DBAPIError as error:
             kind = InvalidStore if is_unusable_file(error) else StoreUnavailable
-            raise kind(f"cannot open the store {self.url}: {error.orig}") from error
+            message = f"cannot open the store {self.url}: {error.orig}"
+            raise kind(without_secrets(message, self.database.url)) from error
 
     # Jobs
 

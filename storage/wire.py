@@ -10,6 +10,8 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from storage.redaction import is_secret, redacted
+
 TASK_NAME = "nightdraft.process_chunk"
 """Keyword arguments: job_id, chunk_id, epoch (the fields of `storage.records.ChunkMessage`)."""
 
@@ -30,14 +32,19 @@ NETWORK_TIMEOUT_SECONDS = 10
 """Limit for one round trip to the broker while publishing; connecting gets half of it."""
 
 
+QUERY_KEYS = ("connect_timeout", "heartbeat", "login_method", "queue")
+"""What may stand behind the "?" of a broker URL, beside ssl_*; a failover list has it behind any of its URLs."""
+
+
 class UnsupportedBroker(ValueError):
-    """The broker URL has a scheme that nightdraft does not support; the message names those that it does."""
+    """The broker URL is wrong, or has a scheme that nightdraft does not support; the message says what it may be."""
 
 
 def broker_settings(url: str) -> dict[str, Any]:
     """Celery settings (lower-case names) for everything that touches delivery, equal on both sides of the wire.
 
-    `url` may end in ?queue=NAME. The worker adds its own pool and concurrency. Raises `UnsupportedBroker`.
+    `url` may end in ?queue=NAME, and may be a failover list: URLs of one scheme with ";" between them. The worker adds
+    its own pool and concurrency. Raises `UnsupportedBroker`.
     """
     scheme = urlsplit(url).scheme
     if scheme not in REDIS_SCHEMES + RABBITMQ_SCHEMES:
@@ -73,14 +80,6 @@ def broker_settings(url: str) -> dict[str, Any]:
     }
 
 
-def redacted(url: str) -> str:
-    """The URL without its password, for messages and logs."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return url.replace(f":{parts.password}@", ":***@", 1)
-
-
 def _redis_options() -> dict[str, Any]:
     return {
         "visibility_timeout": REDIS_VISIBILITY_SECONDS,
@@ -94,11 +93,44 @@ def _redis_options() -> dict[str, Any]:
 
 
 def _server_and_queue(url: str) -> tuple[str, str]:
-    """The URL without its queue parameter, and the queue."""
+    """The URL, or list of URLs, without its queue parameter, and the queue."""
+    servers: list[str] = []
+    queues: set[str] = set()
+    # A password may hold a semicolon; one before a scheme begins the next URL.
+    for entry in re.split(r";(?=\w[\w+.-]*://)", url):
+        server, queue = _entry(entry)
+        servers.append(server)
+        queues.update([queue] if queue else [])
+    if len(queues) > 1:
+        raise UnsupportedBroker(f"the URLs of {redacted(url)!r} name several queues: {', '.join(sorted(queues))}")
+    return ";".join(servers), queues.pop() if queues else QUEUE_NAME
+
+
+def _entry(url: str) -> tuple[str, str | None]:
+    """One URL without its queue parameter, and its queue. Raises `UnsupportedBroker` for what no broker takes."""
     server, _, query = url.partition("?")
+    parts = urlsplit(server)
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise UnsupportedBroker(
+            f"broker URL {redacted(url)!r}: the port is not a number from 1 to 65535; a password with one of / : @ ? # "
+            "needs it percent-encoded, as in p%40ss"
+        )
+    if parts.scheme in REDIS_SCHEMES and not re.fullmatch(r"/?\d*", parts.path):
+        raise UnsupportedBroker(f"broker URL {redacted(url)!r}: behind the host stands the database's number, as in /0")
     parameters = dict(parse_qsl(query, keep_blank_values=True))
-    queue = parameters.pop("queue", QUEUE_NAME)
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", queue):
+    queue = parameters.pop("queue", None)
+    for key in parameters:
+        if key not in QUERY_KEYS and not key.startswith("ssl_"):
+            secret = "; user and password stand before the host: ://USER:PASSWORD@HOST" if is_secret(key) else ""
+            known = f"{', '.join(QUERY_KEYS)} and ssl_*"
+            raise UnsupportedBroker(
+                f"broker URL {redacted(url)!r}: unknown parameter {key!r}{secret}; there are {known}"
+            )
+    if queue is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", queue):
         raise UnsupportedBroker(
             f"queue name {queue!r} in the broker URL: use letters, digits, dots, dashes, underscores"
         )

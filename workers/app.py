@@ -13,10 +13,11 @@ from typing import Any
 
 from celery import Celery
 from celery.platforms import SecurityWarning
-from celery.signals import worker_shutting_down
+from celery.signals import after_setup_logger, after_setup_task_logger, worker_shutting_down
 
+from storage.redaction import redact_logs, redacted
 from storage.store import Store
-from storage.wire import broker_settings, redacted
+from storage.wire import broker_settings
 from workers.host import EngineFactory, real_engine, without_remote_code
 from workers.redis_window import mend_window
 from workers.tasks import register
@@ -80,6 +81,8 @@ def run_worker(
         register(app, worker)
         drain = _Drain(worker)
         worker_shutting_down.connect(drain)
+        for logging_is_set_up in (after_setup_logger, after_setup_task_logger):
+            logging_is_set_up.connect(_redact)
         try:
             with warnings.catch_warnings():
                 # Meant for workers that accept pickle; this one takes JSON only, and has no --uid, which it advises.
@@ -104,6 +107,10 @@ def _controller(app: Celery, concurrency: int, loglevel: str) -> Any:
         without_heartbeat=True,
         quiet=True,
     )
+
+
+def _redact(logger: logging.Logger, **signal: Any) -> None:
+    redact_logs(logger.handlers)
 
 
 class _Drain:

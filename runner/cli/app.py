@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +12,8 @@ from typer.core import TyperGroup
 from runner.cli import database, drafts, export, jobs, query, run, services, submit
 from runner.cli.exits import exit_code
 from runner.errors import ExitCode
-from runner.tables import error_console
+from runner.tables import error_console, visible
+from storage.redaction import redacted
 
 
 class CommandGroup(TyperGroup):
@@ -25,7 +28,8 @@ class CommandGroup(TyperGroup):
             code = exit_code(error)
             if code is None:
                 raise
-            error_console().print(f"[bold red]error:[/] {_escape(str(error))}", soft_wrap=True, highlight=False)
+            text = _escape(visible(redacted(str(error))))
+            error_console().print(f"[bold red]error:[/] {text}", soft_wrap=True, highlight=False)
             raise typer.Exit(code) from None
 
 
@@ -82,4 +86,9 @@ app.add_typer(database.app, name="db")
 
 def main() -> None:
     """Entry point of the console script."""
-    app(prog_name="nightdraft")
+    try:
+        app(prog_name="nightdraft")
+    except Exception:
+        # An error that nobody expected: its traceback is for the report, and goes where others can read it.
+        print(redacted(traceback.format_exc()), end="", file=sys.stderr)
+        sys.exit(ExitCode.FAILED)

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from tests.runner.conftest import Cli
 
 
@@ -33,3 +37,21 @@ def test_what_is_broken_is_named_and_exits_with_1(cli: Cli) -> None:
     (cli.folder / "text.db").write_text("this is no database " * 100)
     checks = {check["check"]: check for check in cli.json("doctor", "--store", "text.db", code=1)}
     assert checks["store"]["level"] == "broken"
+
+
+@pytest.mark.parametrize(
+    "broker",
+    [
+        "redis://127.0.0.1:1/0?password=SESAME",
+        "redis://:SESAME@127.0.0.1:1/0;redis://:SESAME@127.0.0.1:2/0",
+        "redis://:SESAME@127.0.0.1:abc/0",
+    ],
+)
+def test_a_wrong_broker_or_store_is_a_finding_without_secrets(cli: Cli, broker: str) -> None:
+    for store in ("postgresql://u@127.0.0.1:1/db?password=SESAME", "postgresql://u:SESAME@h:abc/db"):
+        shown = cli("doctor", "--broker", broker, "--store", store, "--json", code=1)
+        checks = {check["check"]: check for check in json.loads(shown.stdout)}
+        assert (checks["broker"]["level"], checks["store"]["level"]) == ("broken", "broken")
+        assert "SESAME" not in shown.output
+        status = cli("status", "--store", store, code=2 if "abc" in store else 1)
+        assert "SESAME" not in status.output
