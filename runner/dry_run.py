@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.errors import ExitCode
 from runner.prompt_rows import job_settings
+from runner.row_methods import with_row_methods
 from runner.spec import JobSpec
 from runner.tables import console, print_fields, print_json, print_rows, visible
 from scheduler.dataset import Dataset, inspect
@@ -47,7 +48,7 @@ def show_dry_run(spec: JobSpec, *, as_json: bool) -> ExitCode:
     running. Returns the exit code: `FAILED_ROWS` when not one of the sampled rows could be answered."""
     from workers.engine.preflight import Preflight
 
-    dataset = inspect(spec.input_spec())
+    spec, dataset = with_row_methods(spec, inspect(spec.input_spec()))
     result = dry_run(spec, dataset, Preflight(spec.engine_config()))
     if as_json:
         print_json({field: getattr(result, field) for field in DryRun.__dataclass_fields__})
@@ -97,6 +98,11 @@ def _admitted(prepared: PreparedRow | RejectedRow, engine: Preflight, job_seed: 
 
 
 def _plan(spec: JobSpec, dataset: Dataset, max_model_len: int, speculation: SpeculationConfig) -> dict[str, Any]:
+    # A prompt has a token at least.
+    per_row = min(spec.sampling["max_tokens"], max_model_len - 1)
+    notes = list(dataset.notes)
+    if per_row < spec.sampling["max_tokens"]:
+        notes.append(f"max_tokens {spec.sampling['max_tokens']} is beyond the context: answers end where that does")
     return {
         "job": spec.name,
         "files": len(dataset.files),
@@ -105,10 +111,11 @@ def _plan(spec: JobSpec, dataset: Dataset, max_model_len: int, speculation: Spec
         "text column": dataset.input.prompt_column or dataset.input.messages_column,
         "rows per chunk": spec.chunk_rows or default_chunk_rows(dataset),
         "chunks": sum(1 for _ in plan_chunks(dataset, spec.chunk_rows)),
-        "output tokens at most": dataset.num_rows * spec.sampling["n"] * spec.sampling["max_tokens"],
+        "output tokens at most": dataset.num_rows * spec.sampling["n"] * per_row,
         "target": spec.engine["target"],
         "context, tokens": max_model_len,
         **_speculation(speculation),
+        **({"notes": notes} if notes else {}),
     }
 
 

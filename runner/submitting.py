@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.prompt_rows import job_settings
+from runner.row_methods import with_row_methods
 from runner.spec import JobSpec, default_spec
 from runner.tables import note
 from scheduler.dataset import inspect
@@ -58,7 +59,9 @@ def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: b
     Raises `InvalidInput`, `InvalidJob`, `SpecChanged`, `InputChanged`, `WrongState`, `InvalidConfig`, `InvalidSpec`
     when no row's text could be made, and with `models_here` what `Preflight` raises, each naming what is wrong.
     """
-    dataset = inspect(spec.input_spec())
+    spec, dataset = with_row_methods(spec, inspect(spec.input_spec()))
+    for remark in dataset.notes:
+        note(f"note: {remark}")
     warn_if_lossy(spec)
     warn_of_remote_code(spec)
     known = None if new or spec.name is None else store.find_job(spec.name)

@@ -43,6 +43,8 @@ class JobSummary:
     """Over `seconds`, as in the view `throughput`."""
     error_code: str | None
     error_message: str | None
+    notes: tuple[str, ...]
+    """What was told of the input when the job was submitted."""
 
     @property
     def num_done(self) -> int:
@@ -79,6 +81,7 @@ def summarise(job: Job, progress: JobProgress, now: datetime | None = None) -> J
         output_tokens_per_second=progress.num_output_tokens / seconds if seconds else None,
         error_code=job.error_code,
         error_message=job.error_message and redacted(job.error_message),
+        notes=job.notes,
     )
 
 

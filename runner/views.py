@@ -85,6 +85,8 @@ def _job_fields(job: JobSummary) -> dict[str, Any]:
         fields["chunks"] = ", ".join(f"{count} {state}" for state, count in job.chunks.items())
     if job.error_message:
         fields["error"] = f"{job.error_code}: {job.error_message}"
+    if job.notes:
+        fields["of the input"] = "; ".join(job.notes)
     return fields
 
 

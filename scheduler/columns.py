@@ -118,6 +118,11 @@ def _roles(spec: InputSpec) -> dict[str, str]:
     return {role: name for role, name in names.items() if name}
 
 
+def carried_columns(spec: InputSpec, columns: Sequence[str]) -> list[str]:
+    """The columns that mean nothing to the job."""
+    return [name for name in columns if name not in _roles(spec).values()]
+
+
 def _role_problems(spec: InputSpec) -> Iterator[str]:
     roles = _roles(spec)
     for name, count in Counter(roles.values()).items():

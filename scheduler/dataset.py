@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from scheduler.columns import duplicate_columns, resolve_columns, schema_problems, unwritable_columns
 from scheduler.errors import InvalidInput
+from scheduler.partitions import typed_partitions
+from scheduler.remarks import column_remarks, skipped_files
 from storage.errors import InputNotFound, NotParquet
-from storage.parquet import FileMetadata, list_files, merged_schema, read_metadata
+from storage.files import ListedFile, Listing, find_files
+from storage.parquet import FileMetadata, merged_schema, read_metadata
 from storage.records import InputFile, InputSpec
 
 METADATA_THREADS = 8
@@ -30,6 +33,8 @@ class Dataset:
     """Rows of the files, or the limit if that is less."""
     input: InputSpec
     """As asked, with the text, sampling and speculation columns settled."""
+    notes: tuple[str, ...] = ()
+    """What the owner of the input should know, a sentence each."""
 
 
 def inspect(spec: InputSpec) -> Dataset:
@@ -40,7 +45,8 @@ def inspect(spec: InputSpec) -> Dataset:
     """
     if spec.limit is not None and spec.limit < 0:
         raise InvalidInput(f"limit must be 0 or more rows, got {spec.limit}")
-    found = _read(_find(spec.paths), spec.limit)
+    listing = _find(spec.paths)
+    found = _read([file.path for file in listing.files], spec.limit)
     problems = [problem for file in found for problem in duplicate_columns(file)]
     problems = problems or list(schema_problems(found))
     if problems:
@@ -48,20 +54,30 @@ def inspect(spec: InputSpec) -> Dataset:
     schema = merged_schema(file.schema for file in found)
     if problems := list(unwritable_columns(schema)):
         raise InvalidInput(*problems)
-    files = tuple(_placed(found))
+    folders = [file.partitions for file in listing.files[: len(found)]]
+    partitions = typed_partitions(folders, schema.names)
+    files = tuple(_placed(found, partitions))
     total = sum(file.num_rows for file in files)
     num_rows = total if spec.limit is None else min(total, spec.limit)
-    return Dataset(files, schema, num_rows, resolve_columns(spec, schema))
+    settled = resolve_columns(spec, schema)
+    clashing = dict.fromkeys(key for keys in folders for key in keys if key in schema.names)
+    columns = [*schema.names, *(partitions[0] if partitions else ())]
+    notes = (*skipped_files(listing.skipped), *column_remarks(settled, columns, list(clashing)))
+    return Dataset(files, schema, num_rows, settled, notes)
 
 
-def _find(paths: Sequence[str]) -> list[str]:
+def _find(paths: Sequence[str]) -> Listing:
     if not paths:
         raise InvalidInput("no input: name at least one Parquet file, directory or glob")
-    found: dict[str, None] = {}
+    found: dict[str, ListedFile] = {}
+    skipped: dict[str, None] = {}
     problems = []
     for path in paths:
         try:
-            found.update(dict.fromkeys(list_files([path])))
+            listing = find_files([path])
+            for file in listing.files:
+                found.setdefault(file.path, file)
+            skipped.update(dict.fromkeys(listing.skipped))
         except (InputNotFound, OSError) as error:
             problems.append(str(error))
         except Exception as error:
@@ -71,7 +87,7 @@ def _find(paths: Sequence[str]) -> list[str]:
             problems.append(_remote_problem(path, error))
     if problems:
         raise InvalidInput(*problems)
-    return list(found)
+    return Listing(tuple(found.values()), tuple(name for name in skipped if name not in found))
 
 
 def _read(paths: list[str], limit: int | None) -> list[FileMetadata]:
@@ -119,8 +135,8 @@ def _remote_problem(path: str, error: Exception) -> str:
     )
 
 
-def _placed(found: Sequence[FileMetadata]) -> Iterator[InputFile]:
+def _placed(found: Sequence[FileMetadata], partitions: Sequence[dict[str, int | str | None]]) -> Iterator[InputFile]:
     first_row = 0
-    for index, file in enumerate(found):
-        yield file.as_input_file(index, first_row)
+    for index, (file, of_file) in enumerate(zip(found, partitions, strict=True)):
+        yield replace(file.as_input_file(index, first_row), partitions=of_file)
         first_row += file.num_rows

@@ -79,6 +79,7 @@ def _created(store: Store, spec: dict[str, Any], dataset: Dataset) -> Job:
         num_rows=dataset.num_rows,
         num_samples=spec.get("sampling", {}).get("n") or 1,
         created_at=datetime.now(UTC),
+        notes=dataset.notes,
     )
     store.create_job(job, dataset.files, _chunks(job, dataset))
     return job if dataset.num_rows else finish_if_done(store, job)

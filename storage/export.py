@@ -91,9 +91,10 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
     # A file may have the columns in another order than the first, as another text type, or required.
     source = merged_schema(read_metadata(file.path).schema for file in files) if files else pa.schema([])
     fields = (*RESULT_FIELDS, *(TOKEN_FIELDS if token_ids else ()))
-    renamed = renamed_columns(source.names, token_ids=token_ids)
+    given = [*source, *_partition_fields(files)]
+    renamed = renamed_columns([field.name for field in given], token_ids=token_ids)
     columns = [
-        field.with_name(renamed.get(field.name, field.name)).with_type(exported_type(field.type)) for field in source
+        field.with_name(renamed.get(field.name, field.name)).with_type(exported_type(field.type)) for field in given
     ]
     schema = pa.schema([*columns, *fields], kept_metadata(source.metadata, renamed))
     target = Path(out).expanduser()
@@ -226,6 +227,7 @@ def _without_index(notes: dict[str, Any], renamed: dict[str, str]) -> dict[str, 
 def _slices(files: Sequence[InputFile], limit: int, source: pa.Schema) -> Iterator[tuple[int, pa.Table, int]]:
     """The input's first `limit` rows as tables of bounded size, each with the index of its first row and the number of
     its rows that are damaged. Columns that pyarrow cannot pick rows from come in another layout."""
+    partitions = _partition_fields(files)
     for file in files:
         first = file.first_row
         held: list[pa.Table] = []
@@ -235,7 +237,7 @@ def _slices(files: Sequence[InputFile], limit: int, source: pa.Schema) -> Iterat
             if isinstance(batch, Unreadable):
                 damaged += batch.rows.num_rows
                 batch = batch.rows
-            held.append(_same(pa.Table.from_batches([batch]), source))
+            held.append(_with_partitions(_same(pa.Table.from_batches([batch]), source), file, partitions))
             rows += batch.num_rows
             size += batch.nbytes
             if rows >= SLICE_ROWS or size >= SLICE_BYTES:
@@ -250,6 +252,24 @@ def _same(table: pa.Table, source: pa.Schema) -> pa.Table:
     """The columns in the order and of the types of the first file, without views."""
     columns = [to_plain(column) for column in _chunks(table.select(source.names).cast(source))]
     return pa.Table.from_arrays(columns, names=source.names)
+
+
+def _partition_fields(files: Sequence[InputFile]) -> list[pa.Field]:
+    """The columns that folders give, which all files of a job have in common."""
+    kinds: dict[str, pa.DataType] = {}
+    for file in files:
+        for key, value in file.partitions.items():
+            kind = pa.int64() if isinstance(value, int) else pa.string()
+            if value is not None or key not in kinds:
+                kinds[key] = kind
+    return [pa.field(key, kind) for key, kind in kinds.items()]
+
+
+def _with_partitions(table: pa.Table, file: InputFile, fields: Sequence[pa.Field]) -> pa.Table:
+    for field in fields:
+        value = pa.scalar(file.partitions.get(field.name), field.type)
+        table = table.append_column(field, pa.repeat(value, table.num_rows))
+    return table
 
 
 def _chunks(table: pa.Table) -> Iterator[pa.Array]:

@@ -6,33 +6,76 @@ import difflib
 import glob
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 from fsspec.implementations.arrow import ArrowFSWrapper
 
+from storage.conversion import remedy
 from storage.errors import InputNotFound
 
 SUFFIXES = (".parquet", ".parq", ".pq")
+"""In any case: X.PARQUET as well."""
+_PARTITION = re.compile(r"([A-Za-z_]\w*)=(.*)")
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """An input file, and what the folders that it lies in say of its rows."""
+
+    path: str
+    partitions: dict[str, str | None] = field(default_factory=dict)
+    """Folders named key=value (Hive's way) below the directory, or the fixed part of the glob, that was named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    files: tuple[ListedFile, ...]
+    skipped: tuple[str, ...]
+    """Files of the directories that are not read: no Parquet by their name, or hidden."""
 
 
 def list_files(paths: Sequence[str]) -> list[str]:
+    """The paths of `find_files`."""
+    return [file.path for file in find_files(paths).files]
+
+
+def find_files(paths: Sequence[str]) -> Listing:
     """The Parquet files under these paths: files, globs and directories (all levels down), local or URLs.
 
     Each path's files are sorted by name; a file that is named twice comes once. Local files come as absolute paths.
     Names that begin with "_" or "." inside a directory are left out. Raises `InputNotFound`, naming the path.
     """
-    found: dict[str, None] = {}
+    found: dict[str, ListedFile] = {}
+    skipped: dict[str, None] = {}
     for path in paths:
-        matches = _remote_files(path) if is_url(path) else _local_files(path)
-        found.update(dict.fromkeys(matches))
-    return list(found)
+        names, root, others = _remote_files(path) if is_url(path) else _local_files(path)
+        for name in names:
+            found.setdefault(name, ListedFile(name, _partitions(name, root)))
+        skipped.update(dict.fromkeys(others))
+    return Listing(tuple(found.values()), tuple(name for name in skipped if name not in found))
+
+
+_Matches = tuple[list[str], str | None, list[str]]
+"""Files that are read, the folder below which folders may be partitions (None: there are none), and files left out."""
+
+
+def _partitions(path: str, root: str | None) -> dict[str, str | None]:
+    if root is None or not path.startswith(root):
+        return {}
+    pairs = (_PARTITION.fullmatch(folder) for folder in path[len(root) :].split("/")[:-1])
+    values = {match[1]: unquote(match[2]) for match in pairs if match is not None}
+    return {key: None if value == _HIVE_NULL else value for key, value in values.items()}
 
 
 def stat(path: str) -> tuple[int, str]:
@@ -113,22 +156,30 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def _local_files(path: str) -> list[str]:
+def _local_files(path: str) -> _Matches:
     place = Path(path).expanduser()
     if place.is_file():
-        return [str(place.absolute())]
+        return [str(place.absolute())], None, []
     if place.is_dir():
-        inside = sorted(file for file in place.rglob("*") if file.is_file() and _is_data(file.relative_to(place)))
+        entries = sorted(file for file in place.rglob("*") if file.is_file())
+        inside = [str(file.absolute()) for file in entries if _is_data(file.relative_to(place))]
+        others = [str(file.absolute()) for file in entries if not _is_data(file.relative_to(place))]
         if inside:
-            return [str(file.absolute()) for file in inside]
-        raise InputNotFound(f"the directory {path} holds no {', '.join(SUFFIXES)} file")
+            return inside, str(place.absolute()), others
+        near = next((advice for other in others if (advice := remedy(other))), "")
+        raise InputNotFound(f"the directory {path} holds no {', '.join(SUFFIXES)} file{near}")
     if glob.has_magic(path):
         # Path.glob has no absolute patterns.
         matches = sorted(name for name in glob.glob(str(place), recursive=True) if Path(name).is_file())  # noqa: PTH207
         if matches:
-            return [str(Path(name).absolute()) for name in matches]
+            return [str(Path(name).absolute()) for name in matches], _fixed_part(str(place.absolute())), []
         raise InputNotFound(f"no file matches {path}")
     raise InputNotFound(f"there is no file or directory {path}{_near(place)}")
+
+
+def _fixed_part(pattern: str) -> str:
+    """The folders of a glob up to the first that has a wildcard."""
+    return "/".join(takewhile(lambda folder: not glob.has_magic(folder), pattern.split("/")[:-1]))
 
 
 def _near(place: Path) -> str:
@@ -138,21 +189,32 @@ def _near(place: Path) -> str:
 
 
 def _is_data(relative: Path) -> bool:
-    return relative.suffix in SUFFIXES and not any(part.startswith(("_", ".")) for part in relative.parts)
+    return relative.suffix.lower() in SUFFIXES and not any(part.startswith(("_", ".")) for part in relative.parts)
 
 
-def _remote_files(url: str) -> list[str]:
+def _remote_files(url: str) -> _Matches:
     filesystem, inner = _filesystem(url)
+    root: str | None = None
+    others: list[str] = []
     if glob.has_magic(inner):
         matches = sorted(filesystem.glob(inner))
+        root = _fixed_part(inner)
     elif filesystem.isdir(inner):
-        root = inner.rstrip("/") + "/"
-        matches = sorted(name for name in filesystem.find(inner) if _is_data(Path(name.removeprefix(root))))
+        root = inner.rstrip("/")
+        names = sorted(filesystem.find(inner))
+        matches = [name for name in names if _is_data(Path(name.removeprefix(f"{root}/")))]
+        others = [name for name in names if not _is_data(Path(name.removeprefix(f"{root}/")))]
     else:
         matches = [inner] if filesystem.exists(inner) else []
     if not matches:
         raise InputNotFound(f"no Parquet file under {url}")
     scheme = url.split("://", 1)[0]
-    return [
-        name if is_url(name) else f"{scheme}://{name.lstrip('/') if scheme != 'file' else name}" for name in matches
-    ]
+    return (
+        [_with_scheme(name, scheme) for name in matches],
+        None if root is None else _with_scheme(root, scheme),
+        [_with_scheme(name, scheme) for name in others],
+    )
+
+
+def _with_scheme(name: str, scheme: str) -> str:
+    return name if is_url(name) else f"{scheme}://{name.lstrip('/') if scheme != 'file' else name}"

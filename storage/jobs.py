@@ -128,6 +128,7 @@ def job_from_row(row: Any) -> Job:
         finished_at=row.finished_at,
         error_code=row.error_code,
         error_message=row.error_message,
+        notes=tuple(row.notes),
     )
 
 
@@ -144,7 +145,7 @@ def _checked(plan: Iterator[Chunk], job: Job, covered: int) -> Iterator[Chunk]:
 
 def _job_values(job: Job) -> dict[str, Any]:
     names = (column.name for column in jobs.columns)
-    return {name: getattr(job, name) for name in names}
+    return {**{name: getattr(job, name) for name in names}, "notes": list(job.notes)}
 
 
 def _file_values(job_id: str, file: InputFile) -> dict[str, Any]:
@@ -157,6 +158,7 @@ def _file_values(job_id: str, file: InputFile) -> dict[str, Any]:
         "schema": file.schema,
         "row_groups": list(file.row_groups),
         "first_row": file.first_row,
+        "partitions": file.partitions,
     }
 
 
@@ -169,6 +171,7 @@ def _file_from_row(row: Any) -> InputFile:
         schema=row.schema,
         row_groups=tuple(row.row_groups),
         first_row=row.first_row,
+        partitions=row.partitions,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.conversion import remedy
 from storage.errors import InputChanged, InputNotFound, NotParquet
 from storage.files import arrow_filesystem, is_url, shown_size, shown_versions
 from storage.files import list_files as list_files
@@ -54,7 +55,9 @@ def read_metadata(path: str) -> FileMetadata:
             groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
             return FileMetadata(path, size, modified, file.schema_arrow, groups)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise NotParquet(f"{path} is not a readable Parquet file (another format, or cut off?): {error}") from error
+        advice = remedy(path)
+        reason = "(another format, or cut off?)" if not advice else "(its name tells of another format)"
+        raise NotParquet(f"{path} is not a readable Parquet file {reason}: {error}{advice}") from error
 
 
 def schema_text(schema: pa.Schema) -> str:

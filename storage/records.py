@@ -72,6 +72,8 @@ class InputFile:
     """Rows in each row group."""
     first_row: int
     """Index in the dataset of this file's first row."""
+    partitions: dict[str, int | str | None] = field(default_factory=dict)
+    """Columns that folders named key=value give to all its rows; the same keys, and types, in all files of a job."""
 
     @property
     def num_rows(self) -> int:
@@ -94,6 +96,8 @@ class Job:
     finished_at: datetime | None = None
     error_code: str | None = None
     error_message: str | None = None
+    notes: tuple[str, ...] = ()
+    """What was told of the input when it was submitted: files left out, columns that are not obeyed or renamed."""
 
 
 @dataclass(frozen=True, slots=True)

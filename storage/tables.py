@@ -84,6 +84,7 @@ jobs = sa.Table(
     sa.Column("finished_at", UtcTime),
     sa.Column("error_code", sa.String),
     sa.Column("error_message", sa.String),
+    sa.Column("notes", Json, nullable=False, server_default="[]"),
     sa.Index(None, "created_at"),
 )
 
@@ -98,6 +99,7 @@ input_files = sa.Table(
     sa.Column("schema", sa.String, nullable=False),
     sa.Column("row_groups", Json, nullable=False),
     sa.Column("first_row", sa.BigInteger, nullable=False),
+    sa.Column("partitions", Json, nullable=False, server_default="{}"),
 )
 
 chunks = sa.Table(

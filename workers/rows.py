@@ -55,6 +55,8 @@ def read_chunk(file: InputFile, chunk: Chunk, input_spec: InputSpec) -> Iterator
             rows = _rows(found, expected, input_spec)
             if isinstance(batch, Unreadable):
                 rows = _unreadable(file, batch, rows, input_spec)
+            if file.partitions:
+                rows = [replace(row, carried={**row.carried, **file.partitions}) for row in rows]
             expected += len(rows)
             yield rows
     except (InputNotFound, NotParquet, InputChanged, OSError) as error:
