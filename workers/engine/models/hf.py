@@ -16,8 +16,13 @@ from workers.engine.attention.backend import AttentionBackend, AttentionPlan, wr
 from workers.engine.batch import Batch
 from workers.engine.kv_cache import CacheShape, KVCache
 from workers.engine.models.executor import ModelOutput
+from workers.engine.models.experts import pack_experts
 from workers.engine.models.linear import pack_modules
 from workers.engine.models.quantised import quantise_modules
+from workers.engine.models.rowwise import make_rowwise
+from workers.engine.models.trial import Trial
+
+FIRST_TOKENS = 4
 
 IMPLEMENTATION = "nightdraft"
 
@@ -84,6 +89,9 @@ class HuggingFaceExecutor:
         quantised = quantise_modules(model) if int8 else []
         self.weight_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *quantised))
         pack_modules(model)
+        pack_experts(model)
+        if shape.device.type == "cpu":
+            make_rowwise(model, lambda: Trial(self).chain(range(1, 1 + FIRST_TOKENS)))
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:

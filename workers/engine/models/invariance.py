@@ -12,8 +12,8 @@ from workers.engine.models.trial import Trial
 from workers.engine.tree import DraftTree
 
 PROMPT = 9
-COMPANY = (1, 40, 70)
-"""Lengths of the other sequences: batches of a few, some fifty and over a hundred rows."""
+COMPANY = (1, 2, 5, 24, 70)
+"""Lengths of the other sequences: kernels part ways at few rows and many, at odd numbers and even ones."""
 
 
 def self_test(executor: Executor) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -11,6 +12,7 @@ from workers.engine.errors import InvalidConfig
 from workers.engine.models import scripted
 from workers.engine.models.executor import Executor, LoadedModel, Model
 
+_log = logging.getLogger(__name__)
 _Model = TypeVar("_Model", bound=Model)
 
 SHARED = "target"
@@ -19,7 +21,15 @@ SHARED = "target"
 
 def load_model(config: EngineConfig) -> LoadedModel:
     """The target. Raises `ModelNotFound`, `UnsupportedModel` or `InvalidConfig`, naming the model or the option."""
-    return _load(config.target, config, config.max_model_len)
+    target = _load(config.target, config, config.max_model_len)
+    if varying := target.details.get("batch_variance"):
+        _log.warning(
+            "%s: the bits of a row depend on what else is in the batch here (%s): of two tokens within float noise of "
+            "each other, another may come first in another run; see docs/losslessness.md",
+            config.target,
+            ", ".join(varying),
+        )
+    return target
 
 
 def outline_model(config: EngineConfig) -> Model:

@@ -53,6 +53,14 @@ def test_options_are_honoured(llama: str) -> None:
     assert loaded.details["attention"] == "reference"
 
 
+def test_a_target_whose_rows_depend_on_their_batch_says_so(llama: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert load_model(EngineConfig(target=llama)).details["batch_variance"] == []
+    assert caplog.messages == []
+    loaded = load_model(EngineConfig(target=llama, attention="sdpa"))
+    assert loaded.details["batch_invariant"] is False
+    assert f"on what else is in the batch here ({', '.join(loaded.details['batch_variance'])})" in caplog.messages[0]
+
+
 def test_the_checkpoints_dtype_is_kept_except_float16_on_the_cpu(tmp_path: Path) -> None:
     for dtype, loaded_as in ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)):
         target = save(tmp_path / str(dtype), config_of("Llama"), dtype=dtype)

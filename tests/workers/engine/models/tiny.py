@@ -21,6 +21,12 @@ COMMON = {
     "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 GROUPED = {**COMMON, "num_key_value_heads": 2}
+EXPERTS = {
+    **GROUPED, "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40, "shared_expert_intermediate_size": 40, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+GPT = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256, "rotary_dim": 4}
 
 
 def config_of(name: str, **changes: Any) -> Any:
@@ -113,7 +119,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
     },
     "OPT": {**COMMON, "ffn_dim": 80, "word_embed_proj_dim": 48},
-    "Mixtral": {**GROUPED, "num_local_experts": 4, "sliding_window": None},
+    "Mixtral": {**EXPERTS, "sliding_window": None},
+    "Qwen2Moe": EXPERTS,
+    "GraniteMoe": EXPERTS,
+    "Glm4Moe": {**EXPERTS, "head_dim": 8},
+    "JetMoe": {**EXPERTS, "kv_channels": 8},
+    "HunYuanMoEV1": {**EXPERTS, "head_dim": 8, "moe_topk": 2},
     "Olmo2": GROUPED,
     "Starcoder2": GROUPED,
     "Cohere2": {**GROUPED, "head_dim": 8},
