@@ -12,11 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from runner.stores import existing_store
-from runner.watching import ALIVE_SECONDS, alive_workers
+from runner.watching import alive_workers
 from scheduler.errors import BrokerUnavailable
 from storage.errors import NoStore, StorageError
 from storage.redaction import redacted
-from storage.telemetry import WorkerInfo
+from storage.telemetry import ALIVE_SECONDS, WorkerInfo
 from storage.wire import UnsupportedBroker
 
 PACKAGES = ("torch", "transformers", "numba", "pyarrow", "sqlalchemy", "celery", "psycopg")
@@ -130,7 +130,7 @@ def _workers(alive: list[WorkerInfo], broker: str | None) -> Check:
         return Check(Level.OK, "workers", ", ".join(f"{worker.hostname} (pid {worker.pid})" for worker in alive))
     if broker is None:
         return Check(Level.OK, "workers", "none; `nightdraft run` needs none")
-    return Check(Level.WARNING, "workers", f"none seen in the last {ALIVE_SECONDS} s", "start one: nightdraft worker")
+    return Check(Level.WARNING, "workers", f"none seen in the last {ALIVE_SECONDS:g} s", "start one: nightdraft worker")
 
 
 def _broker(broker: str | None) -> Check:

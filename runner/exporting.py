@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.errors import UsageError
+from runner.views import nobody_works
+from scheduler.recovery import as_it_stands
+from storage.records import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,9 +20,13 @@ if TYPE_CHECKING:
 
 
 def export_to(store: Store, job: Job, out: str, *, partial: bool = False, token_ids: bool = False) -> ExportReport:
-    """Write a job's results to one Parquet file. Raises `UsageError` for token ids that were not kept."""
+    """Write a job's results to one Parquet file. Raises `UsageError` for token ids that were not kept, and
+    for a job that was interrupted unless `partial`."""
     from storage.export import export_job
 
+    job = as_it_stands(store, job)
+    if not partial and job.state is JobState.IN_PROGRESS and store.activity(job.id).nobody:
+        raise UsageError(f"job {job.name} was interrupted, and {nobody_works(job.name)}")
     if token_ids and not job.spec.get("keep_token_ids"):
         raise UsageError(f"job {job.name} kept no token ids; submit it with keep_token_ids: true")
     require_folder(output_file(out))

@@ -8,11 +8,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runner.dead_workers import expire_dead_workers
 from runner.progress import Display, Follower
 from runner.summary import JobSummary, summarise
 from scheduler.finishing import finish_if_done
 from storage.records import ChunkState, Job
+from workers.chunk import ChunkStatus, fail_job
+from workers.engine.errors import EngineStopped
+from workers.errors import LOAD_FAILED, EngineFailed, LoadFailed
 from workers.worker import Draining, Worker
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ CHUNKS_IN_FLIGHT = 3
 TICK_SECONDS = 0.2
 
 AGAIN = "rows that a process left behind when it was killed or failed are generated again; what was recorded stays"
-IN_PARTS = "rows that were in hand at every failure are tried in ever smaller groups, to find the one that causes it"
+ONE_BY_ONE = "rows that were in hand at every failure are run one at a time, to find the one that causes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +49,29 @@ class LocalRun:
         self._changed = threading.Event()
         """A chunk ended: worth a look before the next tick."""
         self._failure: Exception | None = None
+        self._not_loaded: str | None = None
+        """Why the engine could not be loaded."""
+        self._tokens = _Emitted()
         self._said: set[str] = set()
 
     def run(self, display: Display) -> LocalOutcome:
         """Returns when the job is terminal, or everything in flight is recorded after `stop`.
 
-        Raises what a chunk raised unexpectedly; what had finished is recorded, the rest is free for the next run.
+        Raises what a chunk raised unexpectedly; what had finished is recorded, the rest is free for the next run. An
+        engine that cannot be loaded ends the job; where another process works on it, `LoadFailed` is raised instead.
         """
         follower = Follower(self._summary, display)
         job = finish_if_done(self._store, self._job)
         start, _ = follower.refresh()
         if job.state.terminal:
             return LocalOutcome(job, None)
-        with Worker(self._store) as worker:
+        with Worker(self._store, job_id=job.id) as worker:
             seconds = self._serve(worker, follower)
+        if self._not_loaded is not None:
+            self._end_for_failed_load(self._not_loaded)
+        end, _ = follower.refresh(tokens=self._tokens.total)
         if self._failure is not None:
             raise self._failure
-        end, _ = follower.refresh()
         tokens = end.num_output_tokens - start.num_output_tokens
         return LocalOutcome(self._store.get_job(job.id), tokens / seconds if seconds and tokens > 0 else None)
 
@@ -85,21 +93,23 @@ class LocalRun:
             if self._changed.wait(TICK_SECONDS) or time.monotonic() >= look_at:
                 self._changed.clear()
                 self._maintain(worker)
-                look_at = time.monotonic() + follower.refresh(self._note(worker, loading=ready_at is None))[1]
+                self._tokens.read(worker)
+                note = self._note(worker, loading=ready_at is None)
+                look_at = time.monotonic() + follower.refresh(note, self._tokens.total)[1]
         ready_at = ready_at or _ready_at(worker)
         return None if ready_at is None else time.monotonic() - ready_at
 
     def _maintain(self, worker: Worker) -> None:
         """What the scheduler does for all jobs: take back lost chunks, and see when the job is over."""
         if worker.busy == 0:
-            expire_dead_workers(self._store)
+            self._store.expire_dead_workers()
         self._tell(self._store.reap(job_id=self._job.id))
         if finish_if_done(self._store, self._job).state.terminal:
             self._ended.set()
 
     def _tell(self, reaped: Reaped) -> None:
         """What became of lost chunks; what is to be expected after a kill or a failure is said once."""
-        for happened, text in ((reaped.released, AGAIN), (reaped.split, IN_PARTS)):
+        for happened, text in ((reaped.released, AGAIN), (reaped.suspected, ONE_BY_ONE)):
             if happened and text not in self._said:
                 self._said.add(text)
                 log.warning(text)
@@ -110,28 +120,56 @@ class LocalRun:
         if self._stop.is_set():
             return "draining"
         if worker.busy == 0:
-            return "waiting for rows that another process holds" if self._running_elsewhere() else ""
+            return "waiting for rows that another process holds" if self._running_elsewhere(worker) else ""
         return "loading the model" if loading else ""
 
-    def _running_elsewhere(self) -> bool:
-        return self._store.progress(self._job.id).chunks.get(ChunkState.RUNNING, 0) > 0
+    def _running_elsewhere(self, worker: Worker) -> bool:
+        running = self._store.list_chunks(self._job.id, (ChunkState.RUNNING,))
+        return any(chunk.worker_id != worker.id for chunk in running)
 
     def _work(self, worker: Worker) -> None:
         """One thread: a chunk at a time until the job is over."""
         try:
             while not (self._stop.is_set() or self._ended.is_set() or worker.stop.is_set()):
-                if worker.process_next(self._job) is None:
+                outcome = worker.process_next(self._job)
+                if outcome is None:
                     self._ended.wait(TICK_SECONDS)
-                else:
-                    self._changed.set()
+                    continue
+                if outcome.status is ChunkStatus.NOT_LOADED:
+                    self._not_loaded = outcome.error
+                    worker.stop.set()
+                self._changed.set()
         except Draining:
             return
         except Exception as error:
             self._failure = error
             worker.stop.set()
 
+    def _end_for_failed_load(self, reason: str) -> None:
+        if self._store.activity(self._job.id).num_chunks:
+            raise LoadFailed(f"{reason}; job {self._job.name} goes on in another process")
+        again = f"once that is mended, the same command or `nightdraft resume {self._job.name}` goes on"
+        fail_job(self._store, self._job, LOAD_FAILED, f"the engine could not be loaded: {reason}; {again}")
+
     def _summary(self) -> JobSummary:
         return summarise(self._store.get_job(self._job.id), self._store.progress(self._job.id))
+
+
+class _Emitted:
+    """Tokens that this run's engines have emitted, one engine after another, those of unfinished rows among them."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._before = 0
+
+    def read(self, worker: Worker) -> None:
+        host = worker.hosts.running
+        try:
+            now = 0 if host is None else host.snapshot().emitted
+        except (EngineFailed, EngineStopped):
+            return
+        self.total += now - self._before if now >= self._before else now
+        self._before = now
 
 
 def _ready_at(worker: Worker) -> float | None:

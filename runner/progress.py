@@ -57,7 +57,7 @@ class LiveDisplay:
             self._task = progress.add_task(summary.name, total=summary.num_results, figures="")
         progress.update(
             self._task,
-            description=f"{summary.name} {summary.state}",
+            description=f"{summary.name} {summary.shown_state}",
             total=summary.num_results,
             completed=summary.num_done,
             figures=figures(summary, rates, note),
@@ -71,7 +71,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """One line when the state changes and every `every` seconds."""
+    """One line when the state changes and every `every` seconds, and a last one with the last counts."""
 
     def __init__(self, console: Console, every: float = PLAIN_SECONDS, clock: Callable[[], float] = time.monotonic):
         self._console = console
@@ -79,17 +79,25 @@ class PlainDisplay:
         self._clock = clock
         self._last: tuple[str, str] | None = None
         self._shown_at = 0.0
+        self._unshown: tuple[JobSummary, Rates, str] | None = None
+        """The newest counts, where they differ from those in the line before."""
+        self._shown_done = -1
 
     def __enter__(self) -> Self:
         return self
 
     def update(self, summary: JobSummary, rates: Rates, note: str = "") -> None:
         now = self._clock()
-        key = (summary.state.value, note)
+        key = (summary.shown_state, note)
         if key == self._last and now - self._shown_at < self._every:
+            self._unshown = (summary, rates, note) if summary.num_done != self._shown_done else None
             return
         self._last, self._shown_at = key, now
-        line = f"{summary.name} {summary.state} {summary.num_done}/{summary.num_results}"
+        self._show(summary, rates, note)
+
+    def _show(self, summary: JobSummary, rates: Rates, note: str) -> None:
+        self._unshown, self._shown_done = None, summary.num_done
+        line = f"{summary.name} {summary.shown_state} {summary.num_done}/{summary.num_results}"
         self._console.print(
             f"{line} {figures(summary, rates, note)}".rstrip(), markup=False, highlight=False, soft_wrap=True
         )
@@ -97,7 +105,8 @@ class PlainDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        return
+        if self._unshown is not None:
+            self._show(*self._unshown)
 
 
 class JsonDisplay:
@@ -167,12 +176,15 @@ class Follower:
         """Rates count from now."""
         self._window.restart()
 
-    def refresh(self, note: str = "") -> tuple[JobSummary, float]:
-        """Read, show, and say how many seconds to wait before the next reading (reading takes at most a tenth)."""
+    def refresh(self, note: str = "", tokens: int | None = None) -> tuple[JobSummary, float]:
+        """Read, show, and say how many seconds to wait before the next reading (reading takes at most a tenth).
+
+        `tokens`: a count of those emitted so far; None: those of finished rows, as long as nobody counts the others.
+        """
         started = time.monotonic()
         summary = self._read()
         now = time.monotonic()
-        self._window.add(now, summary.num_done, summary.num_output_tokens)
+        self._window.add(now, summary.num_done, summary.num_output_tokens if tokens is None else tokens)
         rates = self._window.rates(summary.num_results - summary.num_done)
         self._display.update(summary, rates, note)
         return summary, max(self._poll, 9 * (now - started))

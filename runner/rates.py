@@ -30,17 +30,19 @@ class _Sample(NamedTuple):
 
 class RateWindow:
     """Rates over the last `rate_seconds`, ETA over the last `eta_seconds`: a resumed job is not credited with
-    yesterday's rows, and a job that stands still says so."""
+    yesterday's rows, and a job that stands still says so. Tokens may be counted as they come, long before their row."""
 
     def __init__(self, rate_seconds: float = RATE_SECONDS, eta_seconds: float = ETA_SECONDS) -> None:
         self._rate_seconds = rate_seconds
         self._eta_seconds = eta_seconds
         self._samples: deque[_Sample] = deque()
-        self._moved = False
+        self._rows_moved = self._tokens_moved = False
 
     def add(self, seconds: float, rows: int, tokens: int) -> None:
         """Record counts read at `seconds` (monotonic)."""
-        self._moved |= bool(self._samples) and rows > self._samples[-1].rows
+        if self._samples:
+            self._rows_moved |= rows > self._samples[-1].rows
+            self._tokens_moved |= tokens > self._samples[-1].tokens
         self._samples.append(_Sample(seconds, rows, tokens))
         while len(self._samples) > 2 and self._samples[1].seconds <= seconds - self._eta_seconds:
             self._samples.popleft()
@@ -48,22 +50,22 @@ class RateWindow:
     def restart(self) -> None:
         """Forget the time before now (loading a model says nothing about rates)."""
         self._samples.clear()
-        self._moved = False
+        self._rows_moved = self._tokens_moved = False
 
     def rates(self, rows_left: int) -> Rates:
-        """Rates now: none before the first row since the start, no ETA before any row finished inside its window."""
+        """Rates now: none before the first row or token since the start, no ETA before a row finished in its window."""
         if not self._samples:
             return Rates()
         last = self._samples[-1]
         recent = self._first_since(last.seconds - self._rate_seconds)
         span = last.seconds - recent.seconds
-        if span < MIN_SPAN_SECONDS or not self._moved:
+        if span < MIN_SPAN_SECONDS:
             return Rates()
         oldest = self._samples[0]
         done = last.rows - oldest.rows
         return Rates(
-            rows_per_second=max(0, last.rows - recent.rows) / span,
-            tokens_per_second=max(0, last.tokens - recent.tokens) / span,
+            rows_per_second=max(0, last.rows - recent.rows) / span if self._rows_moved else None,
+            tokens_per_second=max(0, last.tokens - recent.tokens) / span if self._tokens_moved else None,
             eta_seconds=rows_left * (last.seconds - oldest.seconds) / done if done > 0 else None,
         )
 

@@ -11,7 +11,7 @@ from runner.progress import make_display
 from runner.spec import JobSpec
 from runner.stores import open_store
 from runner.submitting import submit_job
-from runner.summary import exit_code_of, summarise
+from runner.summary import exit_code_of, summary_of
 from runner.tables import note
 from runner.views import show_run
 from storage.records import Job, JobState
@@ -32,7 +32,7 @@ def run_command(
             )
         with Interrupts(note) as interrupts, logging_to_stderr(verbose=verbose):
             outcome = _run(store, submission.job, interrupts)
-        summary = summarise(outcome.job, store.progress(outcome.job.id))
+        summary = summary_of(store, outcome.job)
         show_run(summary, store.error_groups(outcome.job.id), outcome.tokens_per_second, as_json=as_json)
         if out is not None:
             _export(store, outcome.job, export_path(out, outcome.job.name))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import ExitCode
+from scheduler.recovery import as_it_stands
 from storage.records import Job, JobProgress, JobState
 from storage.redaction import redacted
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
+from workers.errors import LOAD_FAILED
 
-CONFIG_ERRORS = (ModelNotFound.code, UnsupportedModel.code, InvalidConfig.code, "invalid_spec")
+if TYPE_CHECKING:
+    from storage.store import Store
+
+CONFIG_ERRORS = (ModelNotFound.code, UnsupportedModel.code, InvalidConfig.code, "invalid_spec", LOAD_FAILED)
 """Error codes of a job that says something that no worker can do."""
 
 
@@ -45,6 +50,12 @@ class JobSummary:
     error_message: str | None
     notes: tuple[str, ...]
     """What was told of the input when the job was submitted."""
+    interrupted: bool = False
+    """It has begun and has not ended, and nobody works on it."""
+
+    @property
+    def shown_state(self) -> str:
+        return "interrupted" if self.interrupted else self.state.value
 
     @property
     def num_done(self) -> int:
@@ -54,7 +65,14 @@ class JobSummary:
         return asdict(self)
 
 
-def summarise(job: Job, progress: JobProgress, now: datetime | None = None) -> JobSummary:
+def summary_of(store: Store, job: Job) -> JobSummary:
+    """The job and its counts, once what dead workers held is taken back, and whether anybody works on it."""
+    job = as_it_stands(store, job)
+    idle = job.state is JobState.IN_PROGRESS and store.activity(job.id).nobody
+    return summarise(job, store.progress(job.id), interrupted=idle)
+
+
+def summarise(job: Job, progress: JobProgress, now: datetime | None = None, *, interrupted: bool = False) -> JobSummary:
     """Put a job and its counts together."""
     steps, accepted, drafted = progress.num_spec_steps, progress.num_accepted_draft_tokens, progress.num_draft_tokens
     end = job.finished_at or (now or datetime.now(UTC))
@@ -82,6 +100,7 @@ def summarise(job: Job, progress: JobProgress, now: datetime | None = None) -> J
         error_code=job.error_code,
         error_message=job.error_message and redacted(job.error_message),
         notes=job.notes,
+        interrupted=interrupted,
     )
 
 

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 NEXT_STEPS = "the scheduler hands them out; a job of `nightdraft run` goes on when the same command is given again"
 
 
+def nobody_works(job_name: str) -> str:
+    """What to do with a job that was interrupted."""
+    return (
+        "nobody works on it: give the same `nightdraft run` command again, or start `nightdraft worker` and `nightdraft"
+        f" scheduler`; `nightdraft export {job_name} --partial` writes what is recorded"
+    )
+
+
 def show_jobs(jobs: Sequence[JobSummary], *, as_json: bool) -> None:
     """The list of jobs, the newest first."""
     if as_json:
@@ -32,7 +40,7 @@ def show_jobs(jobs: Sequence[JobSummary], *, as_json: bool) -> None:
         (
             job.id[:8],
             job.name,
-            job.state.value,
+            job.shown_state,
             job.num_done,
             job.num_results,
             job.num_errors,
@@ -71,7 +79,7 @@ def _show(values: dict[str, Any], fields: dict[str, Any], title: str, errors: Se
 def _job_fields(job: JobSummary) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "job": job.id,
-        "state": job.state.value,
+        "state": job.shown_state,
         "rows ok": f"{job.num_ok} of {job.num_results}",
         "rows failed": job.num_errors,
         "output tokens": job.num_output_tokens,
@@ -83,6 +91,8 @@ def _job_fields(job: JobSummary) -> dict[str, Any]:
         fields["tokens/s over that time"] = f"{job.output_tokens_per_second:.1f}"
     if not job.state.terminal:
         fields["chunks"] = ", ".join(f"{count} {state}" for state, count in job.chunks.items())
+    if job.interrupted:
+        fields["next"] = nobody_works(job.name)
     if job.error_message:
         fields["error"] = f"{job.error_code}: {job.error_message}"
     if job.notes:

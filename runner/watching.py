@@ -8,31 +8,40 @@ from typing import TYPE_CHECKING
 
 from runner.errors import ExitCode
 from runner.progress import Follower, JsonDisplay, make_display
-from runner.summary import JobSummary, exit_code_of, summarise
+from runner.summary import JobSummary, exit_code_of, summary_of
 from runner.tables import note
-from runner.views import show_job
+from runner.views import nobody_works, show_job
+from storage.records import ChunkState
+from storage.telemetry import ALIVE_SECONDS
 
 if TYPE_CHECKING:
     from storage.store import Store
     from storage.telemetry import WorkerInfo
 
-ALIVE_SECONDS = 60
-"""A worker that was not seen for longer counts as gone."""
+DRAIN_SECONDS = 10.0
+"""How long the counts of a job that was ended are followed while workers record what they finished of it."""
 
 
 def watch_job(store: Store, job_id: str, *, as_json: bool) -> ExitCode:
     """Show a job's progress until it is terminal; returns its exit code (interrupted: the job itself goes on)."""
 
     def read() -> JobSummary:
-        return summarise(store.get_job(job_id), store.progress(job_id))
+        return summary_of(store, store.get_job(job_id))
 
-    if not read().state.terminal and not alive_workers(store):
+    first = read()
+    if first.interrupted:
+        note(f"interrupted: {nobody_works(first.name)}")
+    elif not first.state.terminal and store.activity(job_id).nobody:
         note("no worker is alive on this store: start `nightdraft worker` and `nightdraft scheduler`")
     try:
         with JsonDisplay() if as_json else make_display() as display:
             follower = Follower(read, display)
             summary, pause = follower.refresh()
             while not summary.state.terminal:
+                time.sleep(pause)
+                summary, pause = follower.refresh()
+            give_up = time.monotonic() + DRAIN_SECONDS
+            while summary.chunks.get(ChunkState.RUNNING) and time.monotonic() < give_up:
                 time.sleep(pause)
                 summary, pause = follower.refresh()
     except KeyboardInterrupt:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from scheduler.differences import input_differences
 from scheduler.errors import Difference, InputChanged, WrongState
 from scheduler.finishing import TOO_MANY_ERRORS
+from scheduler.recovery import as_it_stands
+from storage.chunks import CLAIMABLE
 from storage.errors import InputNotFound, NotParquet
 from storage.parquet import read_metadata
 from storage.records import InputFile, Job, JobState
@@ -18,20 +20,25 @@ def cancel(store: Store, job_id: str) -> JobState:
 
     Cancelling twice is once. Raises `WrongState` for a job that ended otherwise.
     """
-    state = store.cancel_job(job_id)
+    job = as_it_stands(store, store.get_job(job_id))
+    state = store.cancel_job(job.id)
     if state not in (JobState.CANCELLING, JobState.CANCELLED):
-        raise WrongState(f"job {_name(store, job_id)!r} is {state} already: there is nothing to cancel")
+        raise WrongState(f"job {job.name!r} is {state} already: there is nothing to cancel")
     return state
 
 
 def resume(store: Store, job_id: str) -> int:
-    """Put the unfinished chunks of a stopped job back in line; returns how many.
+    """Put the unfinished chunks of a stopped job back in line; returns how many. Those of an interrupted job, which
+    nobody works on, are in line as soon as this looks at them.
 
     Raises `InputChanged`, and `WrongState` for a job that is not stopped or that was stopped for its errors.
     """
-    job = store.get_job(job_id)
+    job = as_it_stands(store, store.get_job(job_id))
     if job.state is JobState.CANCELLING:
-        raise WrongState(f"job {job.name!r} is being cancelled: wait until it is cancelled, then resume it")
+        raise WrongState(_still_cancelling(store, job, "resume it"))
+    if job.state is JobState.IN_PROGRESS and store.activity(job.id).nobody:
+        require_same_input(store, job)
+        return sum(store.progress(job.id).chunks.get(state, 0) for state in CLAIMABLE)
     if job.state is JobState.COMPLETED:
         raise WrongState(f"job {job.name!r} is completed: nothing is left to resume")
     if job.state not in STOPPED:
@@ -51,9 +58,9 @@ def retry(store: Store, job_id: str) -> int:
     A success replaces the error, never the reverse. Raises `InputChanged`, and `WrongState` while the job is being
     cancelled.
     """
-    job = store.get_job(job_id)
+    job = as_it_stands(store, store.get_job(job_id))
     if job.state is JobState.CANCELLING:
-        raise WrongState(f"job {job.name!r} is being cancelled: wait until it is cancelled, then retry")
+        raise WrongState(_still_cancelling(store, job, "retry"))
     require_same_input(store, job)
     return store.retry_failed(job.id)
 
@@ -77,5 +84,10 @@ def _differences(was: InputFile) -> list[Difference]:
     return input_differences([was], [now])
 
 
-def _name(store: Store, job_id: str) -> str:
-    return store.get_job(job_id).name
+def _still_cancelling(store: Store, job: Job, then: str) -> str:
+    held = store.activity(job.id).num_chunks
+    chunks = "1 chunk is" if held == 1 else f"{held} chunks are"
+    return (
+        f"job {job.name!r} is being cancelled, and {chunks} in the hands of workers: wait until it is cancelled (within"
+        f" {job.spec.get('lease_seconds') or 60:g} s, even if they died), then {then}"
+    )

@@ -1,10 +1,12 @@
-"""Taking chunks back from workers that fell silent."""
+"""Taking chunks back from workers that died or fell silent."""
 
 from __future__ import annotations
 
 import logging
 
+from scheduler.finishing import finish_if_done
 from storage.reaping import Reaped
+from storage.records import Job, JobState
 from storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -12,6 +14,7 @@ log = logging.getLogger(__name__)
 
 def reap(store: Store) -> Reaped:
     """Reap what has expired, of all jobs, and say in the log what became of it."""
+    store.expire_dead_workers()
     reaped = store.reap()
     for chunk in reaped.released:
         log.warning(
@@ -20,11 +23,22 @@ def reap(store: Store) -> Reaped:
             chunk.job_id,
             chunk.attempts,
         )
-    if reaped.split:
-        log.warning(
-            "chunks that kill their worker were split: %s",
-            ", ".join(f"{c.id} ({c.num_rows} rows)" for c in reaped.split),
-        )
+    for chunk in reaped.suspected:
+        log.warning("chunk %d of job %s loses its workers: its rows run one at a time", chunk.id, chunk.job_id)
     for row in reaped.poisoned:
         log.error("row %d of job %s killed its worker again and again: recorded as an error", row.row_index, row.job_id)
+    for job_id in reaped.failed:
+        log.error("job %s was ended: its workers die before they have a row in their hands", job_id)
     return reaped
+
+
+def as_it_stands(store: Store, job: Job) -> Job:
+    """The job once what the dead held of it is taken back, and ended if nothing of it is left to do.
+
+    What every command does before it acts on a job or shows one: nobody else may be there to do it.
+    """
+    if job.state is JobState.COMPLETED:
+        return job
+    store.expire_dead_workers()
+    store.reap(job_id=job.id)
+    return finish_if_done(store, job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ from storage import jobs as job_statements
 from storage.database import clock, later
 from storage.errors import ChunkIncomplete, LeaseLost
 from storage.jobs import ACTIVE
-from storage.records import Chunk, ChunkState, JobState
+from storage.records import Chunk, ChunkState, JobState, RowInHand
 from storage.tables import chunks, jobs, results
 
 CLAIMABLE = (ChunkState.PENDING, ChunkState.DISPATCHED)
@@ -146,6 +146,13 @@ def expire_leases(connection: sa.Connection, worker_id: str) -> int:
     return connection.execute(sa.update(chunks).where(running).values(lease_until=later(connection, -1.0))).rowcount
 
 
+def take_in_hand(connection: sa.Connection, chunk_id: int, epoch: int, row: RowInHand) -> None:
+    """Note which row is about to run alone: should it kill the worker, it is named. Raises `LeaseLost`."""
+    statement = sa.update(chunks).where(_held(chunk_id, epoch)).values(in_hand=asdict(row))
+    if connection.execute(statement).rowcount != 1:
+        raise _lease_lost(chunk_id, epoch)
+
+
 def finish(connection: sa.Connection, chunk_id: int, epoch: int) -> bool:
     """Running becomes done; False when the lease is lost. Raises `ChunkIncomplete` when a record is missing."""
     row = connection.execute(_with_job().where(chunks.c.id == chunk_id, chunks.c.epoch == epoch)).one_or_none()
@@ -159,7 +166,8 @@ def finish(connection: sa.Connection, chunk_id: int, epoch: int) -> bool:
         )
     if row.state is ChunkState.DONE:
         return True
-    statement = sa.update(chunks).where(_held(chunk_id, epoch)).values(state=ChunkState.DONE, lease_until=None)
+    done = {"state": ChunkState.DONE, "lease_until": None, "in_hand": None}
+    statement = sa.update(chunks).where(_held(chunk_id, epoch)).values(done)
     return connection.execute(statement).rowcount == 1
 
 
@@ -186,10 +194,14 @@ def require_lease(connection: sa.Connection, chunk_id: int, epoch: int) -> Any:
     query = _with_job().where(_held(chunk_id, epoch)).with_for_update(of=chunks, key_share=True)
     row = connection.execute(query).one_or_none()
     if row is None:
-        raise LeaseLost(
-            f"chunk {chunk_id} no longer runs under epoch {epoch}: its lease expired, was released or cancelled"
-        )
+        raise _lease_lost(chunk_id, epoch)
     return row
+
+
+def _lease_lost(chunk_id: int, epoch: int) -> LeaseLost:
+    return LeaseLost(
+        f"chunk {chunk_id} no longer runs under epoch {epoch}: its lease expired, was released or cancelled"
+    )
 
 
 def chunk_from_row(row: Any) -> Chunk:
@@ -206,6 +218,7 @@ UNLEASED = {
     "worker_id": None,
     "lease_until": None,
     "dispatched_at": None,
+    "in_hand": None,
 }
 
 
@@ -238,6 +251,7 @@ def _take(
             epoch=chunks.c.epoch + 1,
             worker_id=worker_id,
             lease_until=later(connection, lease_seconds),
+            in_hand=None,
         )
         .returning(*_COLUMNS)
     )

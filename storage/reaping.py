@@ -1,4 +1,4 @@
-"""What happens to chunks whose lease ran out: again, then in halves, until the poison row is alone and recorded."""
+"""What happens to chunks whose lease ran out: again, then row by row, until the poison row is named and recorded."""
 
 from __future__ import annotations
 
@@ -9,18 +9,28 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from storage import jobs as job_statements
+from storage import lifecycle
 from storage import results as result_statements
 from storage.chunks import STOPPING, UNLEASED, chunk_from_row, due_again
 from storage.database import clock
-from storage.records import Chunk, ChunkState, Result, RowStatus
+from storage.records import Chunk, ChunkState, JobState, Result, RowInHand, RowStatus
 from storage.tables import chunks, jobs, results
 
 WORKER_CRASHED = "worker_crashed"
-"""Error code of a row that was in the hands of a worker each time it died.
+"""Error code of a row that was alone in the hands of a worker when it died; and of a job whose workers die before they
+have a row in their hands."""
 
-Its record has neither row_id nor carried columns: who reaps has the store, and perhaps not the input. An export has
-them, since it reads the input again.
-"""
+
+def under_suspicion(attempts: int, max_attempts: int) -> bool:
+    """Whether a chunk has lost so many workers that its rows run one at a time, each noted before it is touched.
+
+    So the next death names the row: with p rows that kill, a chunk dies max(max_attempts, 2) - 1 + p times in all.
+    """
+    return attempts >= _before_suspicion(max_attempts)
+
+
+def _before_suspicion(max_attempts: int) -> int:
+    return max(max_attempts - 1, 1)
 
 
 class PoisonedRow(NamedTuple):
@@ -32,12 +42,14 @@ class PoisonedRow(NamedTuple):
 class Reaped:
     released: list[Chunk] = field(default_factory=list)
     """Chunks that are pending again, as they are now."""
-    split: list[Chunk] = field(default_factory=list)
-    """The parts, pending, of chunks that were split."""
+    suspected: list[Chunk] = field(default_factory=list)
+    """Those of them whose rows run one at a time from now on."""
     poisoned: list[PoisonedRow] = field(default_factory=list)
     """Rows that were given up and have an error recorded."""
     cancelled: list[int] = field(default_factory=list)
     """Ids of expired chunks of jobs that are being stopped."""
+    failed: list[str] = field(default_factory=list)
+    """Ids of jobs that were ended because their workers die before they have a row in their hands."""
 
 
 def expired(connection: sa.Connection, now: datetime | None, job_id: str | None = None) -> dict[str, list[int]]:
@@ -71,71 +83,64 @@ def reap_job(
         if state in STOPPING:
             _update(connection, row, state=ChunkState.CANCELLED)
             reaped.cancelled.append(chunk_id)
-        elif row.attempts + 1 < limit:
-            reaped.released.append(_update(connection, row, state=ChunkState.PENDING))
-        else:
-            _suspect(connection, row, limit, reaped)
+        elif _take_back(connection, row, limit, reaped):
+            state = JobState.FAILED
     return reaped
 
 
-def _suspect(connection: sa.Connection, row: Any, limit: int, reaped: Reaped) -> None:
-    """A chunk whose worker died `limit` times: done if all is recorded, given up if one row, else split."""
+def _take_back(connection: sa.Connection, row: Any, limit: int, reaped: Reaped) -> bool:
+    """Put a chunk back in line, or end it when all is recorded; whether its job was ended instead."""
     unfinished = _unfinished_rows(connection, row)
+    suspected, in_hand = under_suspicion(row.attempts, limit), row.in_hand
+    attempts = row.attempts + 1
+    if suspected and in_hand is not None:
+        attempts = row.attempts  # this death is the row's, or came after some were through
+        if in_hand["row_index"] in unfinished:
+            _give_up(connection, row, RowInHand(**in_hand))
+            reaped.poisoned.append(PoisonedRow(row.job_id, in_hand["row_index"]))
+            unfinished.remove(in_hand["row_index"])
     if not unfinished:
-        _update(connection, row, state=ChunkState.DONE)
-    elif row.num_rows == 1:
-        _give_up(connection, row, limit)
-        reaped.poisoned.append(PoisonedRow(row.job_id, row.start_row))
+        _update(connection, row, state=ChunkState.DONE, attempts=attempts)
+    elif attempts >= _before_suspicion(limit) + limit:
+        _update(connection, row, state=ChunkState.CANCELLED, attempts=attempts)
+        lifecycle.fail(connection, row.job_id, WORKER_CRASHED, _no_row_in_hand(row, attempts))
+        reaped.failed.append(row.job_id)
+        return True
     else:
-        reaped.split += _split(connection, row, unfinished, limit)
+        released = _update(connection, row, state=ChunkState.PENDING, attempts=attempts)
+        reaped.released.append(released)
+        if under_suspicion(attempts, limit):
+            reaped.suspected.append(released)
+    return False
 
 
-def _split(connection: sa.Connection, row: Any, unfinished: list[int], limit: int) -> list[Chunk]:
-    """Cut a chunk so that each part has half of its unfinished rows; the first part keeps the chunk's id.
-
-    One more death splits a part again, but a row that is alone gets all its attempts: it may only have been in bad
-    company.
-    """
-    if len(unfinished) > 1:
-        cut = unfinished[len(unfinished) // 2]
-    else:
-        cut = unfinished[0] if unfinished[0] > row.start_row else unfinished[0] + 1
-    head, tail = cut - row.start_row, row.start_row + row.num_rows - cut
-    counts = result_statements.counts_between(connection, row.job_id, cut, row.start_row + row.num_rows)
-    first = _update(
-        connection,
-        row,
-        state=ChunkState.PENDING,
-        num_rows=head,
-        attempts=0 if head == 1 else limit - 1,
-        **{name: chunks.c[name] - count for name, count in counts.items()},
+def _no_row_in_hand(row: Any, attempts: int) -> str:
+    last = row.start_row + row.num_rows - 1
+    return (
+        f"{attempts} workers died or went silent over rows {row.start_row} to {last}, the last ones before they had a"
+        " row in their hands: their logs say why (too little memory for the model?); mend it and resume the job"
     )
-    values = {
-        "job_id": row.job_id,
-        "index": _next_index(connection, row.job_id),
-        "file_index": row.file_index,
-        "start_row": cut,
-        "file_row": row.file_row + head,
-        "num_rows": tail,
-        "state": ChunkState.PENDING,
-        "epoch": row.epoch + 1,
-        "attempts": 0 if tail == 1 else limit - 1,
-        "retry_epoch": row.retry_epoch,
-        **counts,
-    }
-    inserted = connection.execute(sa.insert(chunks).values(values).returning(*chunks.c)).one()
-    return [first, chunk_from_row(inserted)]
 
 
-def _give_up(connection: sa.Connection, row: Any, limit: int) -> None:
-    """Record an error for every sample of the one row that has no record, and call the chunk done."""
-    message = f"the worker died or went silent {limit} times with this row in its hands"
+def _give_up(connection: sa.Connection, row: Any, in_hand: RowInHand) -> None:
+    """Record an error for every sample of the row in hand that has no record."""
+    message = (
+        f"the worker died or went silent with this row alone in its hands, after {row.attempts} had with the rows"
+        " around it; `nightdraft retry JOB --failed` tries it again"
+    )
     batch = [
-        Result(row.start_row, sample, RowStatus.ERROR, error_code=WORKER_CRASHED, error_message=message)
+        Result(
+            in_hand.row_index,
+            sample,
+            RowStatus.ERROR,
+            error_code=WORKER_CRASHED,
+            error_message=message,
+            row_id=in_hand.row_id,
+            carried=in_hand.carried,
+        )
         for sample in range(row.num_samples)
     ]
     result_statements.write_unrecorded(connection, row.id, row.epoch, batch)
-    _update(connection, row, state=ChunkState.DONE)
 
 
 def _unfinished_rows(connection: sa.Connection, row: Any) -> list[int]:
@@ -168,14 +173,8 @@ def _lock_expired(connection: sa.Connection, chunk_id: int, now: datetime | None
 
 
 def _update(connection: sa.Connection, row: Any, **values: Any) -> Chunk:
-    changed = {"attempts": chunks.c.attempts + 1, **UNLEASED, **values}
-    statement = sa.update(chunks).where(chunks.c.id == row.id).values(changed).returning(*chunks.c)
+    statement = sa.update(chunks).where(chunks.c.id == row.id).values({**UNLEASED, **values}).returning(*chunks.c)
     return chunk_from_row(connection.execute(statement).one())
-
-
-def _next_index(connection: sa.Connection, job_id: str) -> int:
-    query = sa.select(sa.func.max(chunks.c.index)).where(chunks.c.job_id == job_id)
-    return int(connection.execute(query).scalar_one()) + 1
 
 
 def _or_now(connection: sa.Connection, now: datetime | None) -> Any:

@@ -121,6 +121,15 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class RowInHand:
+    """The row that a worker runs alone, with what its record needs should the worker not live to write it."""
+
+    row_index: int
+    row_id: str | None = None
+    carried: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkMessage:
     """What travels over the broker: a hint; SQL is the truth."""
 

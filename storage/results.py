@@ -117,22 +117,6 @@ def recorded(connection: sa.Connection, chunk: Chunk) -> set[Key]:
     return {(row.row_index, row.sample) for row in connection.execute(query)}
 
 
-def counts_between(connection: sa.Connection, job_id: str, first: int, end: int) -> dict[str, int]:
-    """The counters of a chunk, counted again from the records of rows `first` to `end - 1`."""
-    ok = results.c.status == sa.literal_column("'ok'")
-    query = (
-        sa.select(
-            sa.func.count().filter(ok).label("num_ok"),
-            sa.func.count().filter(sa.not_(ok)).label("num_errors"),
-            sa.func.sum(results.c.num_output_tokens).label("num_output_tokens"),
-            *(sa.func.sum(acceptance.c[name]).label(name) for name in _ACCEPTANCE_COUNTS[:3]),
-        )
-        .select_from(results.outerjoin(acceptance, SAME_RESULT))
-        .where(results.c.job_id == job_id, results.c.row_index >= first, results.c.row_index < end)
-    )
-    return {name: int(count or 0) for name, count in connection.execute(query).mappings().one().items()}
-
-
 def _lease(connection: sa.Connection, chunk_id: int, epoch: int, batch: Iterable[Result]) -> Any:
     row = require_lease(connection, chunk_id, epoch)
     end = row.start_row + row.num_rows

@@ -18,11 +18,12 @@ from storage import chunks, jobs, lifecycle, progress, reading, reaping, results
 from storage.chunks import Heartbeat
 from storage.database import Database, is_unusable_file, shown, without_secrets
 from storage.errors import InvalidStore, NoStore, StoreUnavailable
+from storage.processes import ProcessIdentity, has_ended, this_process
 from storage.reading import ErrorGroup
 from storage.reaping import Reaped
-from storage.records import Chunk, ChunkState, InputFile, Job, JobProgress, JobState, Result
+from storage.records import Chunk, ChunkState, InputFile, Job, JobProgress, JobState, Result, RowInHand
 from storage.scheduling import DoneCounts
-from storage.telemetry import EngineSample, WorkerInfo
+from storage.telemetry import Activity, EngineSample, WorkerInfo
 
 T = TypeVar("T")
 
@@ -196,9 +197,24 @@ class Store:
         """Give a chunk back without counting an attempt; nothing when the lease is lost already."""
         self.database.write(chunks.release, chunk_id, epoch)
 
+    def take_in_hand(self, chunk_id: int, epoch: int, row: RowInHand) -> None:
+        """Note the row that is about to run alone, so that `reap` can name it. Raises `LeaseLost`."""
+        self.database.write(chunks.take_in_hand, chunk_id, epoch, row)
+
     def expire_leases(self, worker_id: str) -> int:
         """Let the leases of a worker that is known to be dead end now; how many. `reap` does the rest."""
         return self.database.write(chunks.expire_leases, worker_id)
+
+    def expire_dead_workers(self) -> int:
+        """Let the leases of workers end that ran here, among the processes that this one sees, and run no more; how
+        many. A worker anywhere else is dead when it has been silent for a lease."""
+        observer = this_process()
+        expired = 0
+        for worker in self.list_workers():
+            if has_ended(worker.process, observer):
+                expired += self.expire_leases(worker.worker_id)
+                self.worker_gone(worker.worker_id)
+        return expired
 
     def finish(self, chunk_id: int, epoch: int) -> bool:
         """Mark a chunk done; False when the lease is lost. Raises `ChunkIncomplete` when a record is missing."""
@@ -207,16 +223,18 @@ class Store:
     def reap(self, now: datetime | None = None, max_attempts: int = 3, job_id: str | None = None) -> Reaped:
         """Take the chunks (of one job, or of all) whose lease ended before `now` (None: the store's clock).
 
-        Each goes back to pending with one more attempt. At `max_attempts` (the job's own, where its spec has one) the
-        part without records is split in halves; a single row is given up, with the error "worker_crashed" recorded.
+        Each goes back to pending with one more attempt; one attempt before `max_attempts` (the job's own, where its
+        spec has one) it is under suspicion, and its rows run one at a time. The row that was then in hand is given up,
+        with the error "worker_crashed" recorded. See `storage.reaping`.
         """
         reaped = Reaped()
         for job, ids in self.database.read(reaping.expired, now, job_id).items():
             part = self.database.write(reaping.reap_job, job, ids, now, max_attempts)
             reaped.released += part.released
-            reaped.split += part.split
+            reaped.suspected += part.suspected
             reaped.poisoned += part.poisoned
             reaped.cancelled += part.cancelled
+            reaped.failed += part.failed
         return reaped
 
     # Results
@@ -259,9 +277,9 @@ class Store:
         """Append readings of an engine's gauges; one per worker and time."""
         self.database.write(telemetry.write_engine_samples, samples)
 
-    def worker_seen(self, worker_id: str, hostname: str, pid: int) -> None:
-        """Note that a worker lives."""
-        self.database.write(telemetry.worker_seen, worker_id, hostname, pid)
+    def worker_seen(self, worker_id: str, process: ProcessIdentity, job_id: str | None = None) -> None:
+        """Note that a worker lives, and which job it works on (None: any)."""
+        self.database.write(telemetry.worker_seen, worker_id, process, job_id)
 
     def worker_gone(self, worker_id: str) -> None:
         """Sign a worker off."""
@@ -270,6 +288,10 @@ class Store:
     def list_workers(self) -> list[WorkerInfo]:
         """Workers that reported themselves and did not sign off, the last seen first."""
         return self.database.read(telemetry.list_workers)
+
+    def activity(self, job_id: str) -> Activity:
+        """Who works on a job now."""
+        return self.database.read(telemetry.activity, job_id)
 
     def record_model(
         self,

@@ -120,6 +120,8 @@ chunks = sa.Table(
     sa.Column("dispatched_at", UtcTime),
     # Errors recorded under an epoch below this one are due to be generated again.
     sa.Column("retry_epoch", sa.BigInteger, nullable=False, server_default="0"),
+    # The row that runs alone, with its row_id and carried columns: what its record needs should it kill its worker.
+    sa.Column("in_hand", Json),
     # Counters over the recorded results, kept in the transaction that records them: progress never scans results.
     _count("num_ok"),
     _count("num_errors"),
@@ -239,6 +241,11 @@ workers = sa.Table(
     sa.Column("pid", sa.Integer, nullable=False),
     sa.Column("started_at", UtcTime, nullable=False),
     sa.Column("last_seen", UtcTime, nullable=False),
+    sa.Column("boot_id", sa.String),
+    sa.Column("pid_namespace", sa.String),
+    sa.Column("process_start", sa.String),
+    # The one job that the process works on; NULL: on any.
+    sa.Column("job_id", sa.String),
 )
 
 engine_samples = sa.Table(

@@ -10,8 +10,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from storage.database import clock
-from storage.tables import engine_samples, models, speculators, workers
+from storage.database import clock, later
+from storage.processes import ProcessIdentity
+from storage.records import ChunkState
+from storage.tables import chunks, engine_samples, models, speculators, workers
+
+ALIVE_SECONDS = 60.0
+"""A worker that was not seen for longer counts as gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,29 @@ class WorkerInfo:
     pid: int
     started_at: datetime
     last_seen: datetime
+    boot_id: str | None = None
+    pid_namespace: str | None = None
+    process_start: str | None = None
+    job_id: str | None = None
+    """The one job that it works on; None: on any."""
+
+    @property
+    def process(self) -> ProcessIdentity:
+        return ProcessIdentity(self.hostname, self.pid, self.boot_id, self.pid_namespace, self.process_start)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Who works on a job, by the store's clock."""
+
+    num_chunks: int
+    """Chunks in the hands of workers: their leases hold."""
+    num_workers: int
+    """Workers seen within `ALIVE_SECONDS` that take its chunks."""
+
+    @property
+    def nobody(self) -> bool:
+        return not (self.num_chunks or self.num_workers)
 
 
 def write_engine_samples(connection: sa.Connection, samples: Sequence[EngineSample]) -> None:
@@ -50,12 +78,19 @@ def write_engine_samples(connection: sa.Connection, samples: Sequence[EngineSamp
         connection.execute(statement, [asdict(sample) for sample in samples])
 
 
-def worker_seen(connection: sa.Connection, worker_id: str, hostname: str, pid: int) -> None:
+def worker_seen(connection: sa.Connection, worker_id: str, process: ProcessIdentity, job_id: str | None) -> None:
     """Note that a worker lives: a row on its first report, `last_seen` on every later one."""
     now = clock(connection)
-    values = {"worker_id": worker_id, "hostname": hostname, "pid": pid, "started_at": now, "last_seen": now}
-    changed = {"last_seen": now, "hostname": hostname, "pid": pid}
-    statement = _insert(connection, workers).values(values)
+    changed = {
+        "last_seen": now,
+        "hostname": process.hostname,
+        "pid": process.pid,
+        "boot_id": process.boot_id,
+        "pid_namespace": process.pid_namespace,
+        "process_start": process.start,
+        "job_id": job_id,
+    }
+    statement = _insert(connection, workers).values(worker_id=worker_id, started_at=now, **changed)
     connection.execute(statement.on_conflict_do_update(index_elements=["worker_id"], set_=changed))
 
 
@@ -66,7 +101,19 @@ def worker_gone(connection: sa.Connection, worker_id: str) -> None:
 def list_workers(connection: sa.Connection) -> list[WorkerInfo]:
     """All workers that reported themselves and did not sign off, the last seen first."""
     rows = connection.execute(sa.select(workers).order_by(workers.c.last_seen.desc(), workers.c.worker_id))
-    return [WorkerInfo(*row) for row in rows]
+    return [WorkerInfo(**row) for row in rows.mappings()]
+
+
+def activity(connection: sa.Connection, job_id: str) -> Activity:
+    """Who works on the job now."""
+    held = sa.select(sa.func.count()).where(
+        chunks.c.job_id == job_id, chunks.c.state == ChunkState.RUNNING, chunks.c.lease_until >= clock(connection)
+    )
+    serving = sa.select(sa.func.count()).where(
+        workers.c.last_seen >= later(connection, -ALIVE_SECONDS),
+        sa.or_(workers.c.job_id == job_id, workers.c.job_id.is_(None)),
+    )
+    return Activity(int(connection.execute(held).scalar_one()), int(connection.execute(serving).scalar_one()))
 
 
 def record_model(

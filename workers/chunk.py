@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from storage.errors import LeaseLost
-from storage.records import Chunk, Job
+from storage.reaping import under_suspicion
+from storage.records import Chunk, Job, RowInHand
 from storage.store import Store
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
-from workers.errors import EngineFailed, GaveUp, InvalidSpec, UnreadableInput
+from workers.errors import EngineFailed, GaveUp, InvalidSpec, LoadFailed, UnreadableInput
 from workers.generation import Generation
 from workers.hosts import EngineHosts
 from workers.lease import LeaseKeeper
 from workers.patience import STORE_OUT_OF_REACH, patiently
 from workers.pulse import record_what_runs
 from workers.results import ResultWriter
-from workers.rows import read_chunk
+from workers.rows import Row, read_chunk
 from workers.settings import JobSettings
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,10 @@ class ChunkStatus(StrEnum):
     LOST = "lost"
     """The lease went to somebody else; nothing more was written."""
     FAILED = "failed"
-    """The engine broke: what finished is recorded, the rest is tried again and the attempt counts."""
+    """The engine broke: what finished is recorded, the rest is tried again and the attempt counts, unless the row that
+    broke it was alone and has its error."""
+    NOT_LOADED = "not_loaded"
+    """The engine could not be loaded here: the chunk was given back as it is."""
     JOB_FAILED = "job_failed"
     """Nothing of this job can run (no such model, unreadable input): the job was ended."""
 
@@ -48,18 +53,24 @@ class ChunkOutcome:
     error: str | None = None
 
 
+def is_suspect(job: Job, chunk: Chunk) -> bool:
+    """Whether one of its rows is thought to kill workers, so that each has to run alone."""
+    return under_suspicion(chunk.attempts, int(job.spec.get("max_attempts") or 3))
+
+
 def process_chunk(
     store: Store, hosts: EngineHosts, job: Job, chunk: Chunk, *, worker_id: str, stop: threading.Event
 ) -> ChunkOutcome:
     """Process a claimed chunk until it is done, `stop` is set, its job is stopped, its lease lost, or the engine fails.
 
     What finished before is recorded, in batches while the chunk runs, unless the lease is lost. Any other error is
-    raised; the lease then runs out, and the scheduler counts the attempt.
+    raised; the lease has ended then, and the scheduler counts the attempt. A chunk that is under suspicion goes through
+    the engine a row at a time; the caller sees to it that nothing else does meanwhile.
     """
     try:
         settings = JobSettings.from_job(job)
     except InvalidSpec as error:
-        _fail_job(store, job, "invalid_spec", str(error))
+        fail_job(store, job, "invalid_spec", str(error))
         store.release(chunk.id, chunk.epoch)
         return ChunkOutcome(ChunkStatus.JOB_FAILED, error=str(error))
     return _process(_Chunk(store, hosts, job, chunk, settings, worker_id, stop))
@@ -77,11 +88,20 @@ class _Chunk:
     worker_id: str
     stop: threading.Event
 
+    @property
+    def suspect(self) -> bool:
+        return is_suspect(self.job, self.chunk)
+
 
 def _process(work: _Chunk) -> ChunkOutcome:
     store, chunk = work.store, work.chunk
-    with LeaseKeeper(store, chunk, work.settings.lease_seconds) as lease:
-        outcome = _Run(work, lease).outcome()
+    try:
+        with LeaseKeeper(store, chunk, work.settings.lease_seconds) as lease:
+            outcome = _Run(work, lease).outcome()
+    except Exception:
+        with suppress(Exception):  # what happened first is what has to be told; the lease runs out by itself as well
+            store.heartbeat(chunk.id, chunk.epoch, 0.0)
+        raise
     if outcome.status is ChunkStatus.FAILED:
         # A lease that has run out is what the reaper counts as an attempt; a release would not count.
         patiently(lambda: store.heartbeat(chunk.id, chunk.epoch, 0.0), work.stop.is_set)
@@ -107,6 +127,8 @@ class _Run:
         self._chunk = work.chunk
         self._lease = lease
         self._writer = ResultWriter(work.store, work.chunk, lambda: lease.lost)
+        self._in_hand = False
+        """A row runs, or ran, alone."""
 
     def outcome(self) -> ChunkOutcome:
         """Run, and end in the way that what happened asks for."""
@@ -120,6 +142,9 @@ class _Run:
         except EngineFailed as error:
             logger.error("chunk %d: the engine failed", self._chunk.id, exc_info=error)
             return self._failed(str(error))
+        except LoadFailed as error:
+            logger.info("chunk %d: the engine could not be loaded", self._chunk.id, exc_info=error)
+            return replace(self._released(ChunkStatus.NOT_LOADED), error=str(error))
         except (ModelNotFound, UnsupportedModel, InvalidConfig) as error:
             return self._job_failed(error.code, f"worker {self._work.worker_id}: {error}")
         except InvalidSpec as error:
@@ -142,10 +167,19 @@ class _Run:
         try:
             with hosts.use(settings.engine, self._given_up) as host:
                 record_what_runs(self._store, self._work.worker_id, chunk.job_id, host)
-                generation.run(host, rows)
+                if self._work.suspect:
+                    generation.run_one_by_one(host, rows, self._take_in_hand)
+                else:
+                    generation.run(host, rows)
         except GaveUp:
             self._check()
             raise
+
+    def _take_in_hand(self, row: Row) -> None:
+        self._check()
+        noted = RowInHand(row.index, row.row_id, row.carried)
+        patiently(lambda: self._store.take_in_hand(self._chunk.id, self._chunk.epoch, noted), self._given_up)
+        self._in_hand = True
 
     def _given_up(self) -> bool:
         return self._lease.lost or self._lease.cancelled or self._work.stop.is_set()
@@ -168,7 +202,10 @@ class _Run:
         return self._ended(status)
 
     def _failed(self, message: str) -> ChunkOutcome:
-        """Record what finished; the caller lets the lease run out."""
+        """Record what finished; the caller lets the lease run out. A row that was alone has its error already, and the
+        others are not held to account for it."""
+        if self._in_hand:
+            return replace(self._released(ChunkStatus.FAILED), error=message)
         try:
             self._writer.flush()
         except (LeaseLost, *STORE_OUT_OF_REACH) as error:
@@ -177,13 +214,14 @@ class _Run:
 
     def _job_failed(self, code: str, message: str) -> ChunkOutcome:
         """End the job, since no other attempt would go better, and keep what finished."""
-        _fail_job(self._store, self._work.job, code, message)
+        fail_job(self._store, self._work.job, code, message)
         return replace(self._released(ChunkStatus.JOB_FAILED), error=message)
 
     def _ended(self, status: ChunkStatus, error: str | None = None) -> ChunkOutcome:
         return ChunkOutcome(status, self._writer.num_ok, self._writer.num_errors, error)
 
 
-def _fail_job(store: Store, job: Job, code: str, message: str) -> None:
+def fail_job(store: Store, job: Job, code: str, message: str) -> None:
+    """End a job that no worker could run, and say so in the log."""
     logger.error("job %s cannot run: %s: %s", job.name, code, message)
     store.fail_job(job.id, code, message)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from workers.engine.errors import EngineError
+
+LOAD_FAILED = "load_failed"
+"""Error code of a job whose engine cannot be loaded, for a reason that the engine has no name for."""
+
 
 class BadRow(Exception):
     """A row that cannot become a request. `code` and the message end up in its stored error."""
@@ -20,7 +25,18 @@ class UnreadableInput(Exception):
 
 
 class EngineFailed(Exception):
-    """The engine broke while it ran (not while it answered one request). The next chunk gets a fresh engine."""
+    """The engine broke while it ran (not while it answered one request). The next chunk gets a fresh engine.
+
+    `code` is what broke it, by the name that a stored error has.
+    """
+
+    def __init__(self, message: str, code: str = EngineError.code) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class LoadFailed(Exception):
+    """The engine could not be loaded, for a reason that may be this machine's own: memory, a device, a broken file."""
 
 
 class GaveUp(Exception):

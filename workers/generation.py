@@ -8,11 +8,10 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from storage.records import Chunk
 from workers.engine.errors import EngineStopped
 from workers.engine.request import Completion, FinishReason, Request
-from workers.engine.sampling_params import SamplingParams
 from workers.errors import EngineFailed
 from workers.host import EngineHost, Session
 from workers.prepare import PreparedRow, Preparer, RejectedRow
-from workers.results import ResultWriter, result_of, results_of_rejected
+from workers.results import ResultWriter, error_of, result_of, results_of_rejected
 from workers.rows import Row
 from workers.settings import JobSettings
 
@@ -40,7 +39,7 @@ class Generation:
         self._recorded = recorded
         self._writer = writer
         self._check = check
-        self._open: dict[Hashable, tuple[Row, SamplingParams]] = {}
+        self._open: dict[Hashable, tuple[Row, Request]] = {}
 
     def run(self, host: EngineHost, rows: Iterator[list[Row]]) -> None:
         """Returns when every row has its results. Raises `EngineFailed`, and what `check` and reading the rows raise;
@@ -52,6 +51,25 @@ class Generation:
         finally:
             for completion in session.close():
                 self._record(completion)
+
+    def run_one_by_one(self, host: EngineHost, rows: Iterator[list[Row]], take_in_hand: Callable[[Row], None]) -> None:
+        """The same with a single row in the engine at a time, recorded before the next; `take_in_hand` is called with
+        each before anything is done with it. A row that breaks the engine has that as its error."""
+        for row in (row for batch in rows for row in batch if self._missing(row)):
+            take_in_hand(row)
+            try:
+                self.run(host, iter([[row]]))
+            except EngineFailed as error:
+                self._answer_open(error)
+                raise
+            finally:
+                self._writer.flush()
+
+    def _answer_open(self, error: EngineFailed) -> None:
+        """The engine broke under the only row that was in it."""
+        for row, request in self._open.values():
+            self._writer.add(error_of(row, request.sample, error.code, str(error)))
+        self._open.clear()
 
     def _pump(self, session: Session, requests: Iterator[list[Request]]) -> None:
         """Keep the session full until every request is answered; record answers as they come."""
@@ -91,7 +109,7 @@ class Generation:
     def _opened(self, prepared: PreparedRow, samples: list[int]) -> list[Request]:
         requests = prepared.requests(self._key, samples, self._settings.seed, self._job_id)
         for request in requests:
-            self._open[request.id] = (prepared.row, request.params)
+            self._open[request.id] = (prepared.row, request)
         return requests
 
     def _missing(self, row: Row) -> list[int]:
@@ -99,8 +117,8 @@ class Generation:
 
     def _record(self, completion: Completion) -> bool:
         """Hand an answer to the writer; False when it is none (aborted, or the engine stopped)."""
-        row, params = self._open.pop(completion.request_id)
         if completion.finish_reason is FinishReason.ABORT or completion.error_code == EngineStopped.code:
             return False
-        self._writer.add(result_of(completion, row, params, keep_token_ids=self._settings.keep_token_ids))
+        row, request = self._open.pop(completion.request_id)
+        self._writer.add(result_of(completion, row, request.params, keep_token_ids=self._settings.keep_token_ids))
         return True

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from workers.engine.config import EngineConfig
-from workers.engine.errors import RemoteCodeRefused
+from workers.engine.errors import EngineError, EngineStopped, RemoteCodeRefused
 from workers.engine.request import Completion, Request
 from workers.engine.stats import EngineSnapshot
 from workers.engine.tokenizer import TextTokenizer
@@ -145,6 +145,16 @@ class EngineHost:
                 yield from session.receive()
 
 
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+
+
+def _code(error: Exception) -> str:
+    """Of the error that stopped the engine, if it is one of the engine's own."""
+    cause = error.__cause__ if isinstance(error, EngineStopped) else error
+    return cause.code if isinstance(cause, EngineError) else EngineError.code
+
+
 class Session:
     """Carries requests of one thread into the engine's loop and completions back. Not for sharing between threads."""
 
@@ -196,7 +206,7 @@ class Session:
                         self._outbox.put(item)
                         return received
                     self._host.failed = True
-                    raise EngineFailed(f"{type(item).__name__}: {item}") from item
+                    raise EngineFailed(_told(item), _code(item)) from item
                 self.in_flight -= 1
                 received.append(item)
                 item = self._outbox.get_nowait()

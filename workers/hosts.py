@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from workers.engine.config import EngineConfig
-from workers.errors import GaveUp
+from workers.engine.errors import EngineError
+from workers.errors import GaveUp, LoadFailed
 from workers.host import EngineFactory, EngineHost, real_engine
 
 logger = logging.getLogger(__name__)
@@ -33,8 +34,8 @@ class EngineHosts:
     def use(self, config: EngineConfig, give_up: Callable[[], bool]) -> Iterator[EngineHost]:
         """A running engine of this configuration, for as long as the block runs.
 
-        Raises what loading the engine raises, and `GaveUp` as soon as `give_up()` is true while waiting; a load that
-        has begun goes on for those who come later.
+        Raises the `EngineError` of loading the engine, `LoadFailed` for whatever else that raised, and `GaveUp` as soon
+        as `give_up()` is true while waiting; a load that has begun goes on for those who come later.
         """
         slot = self._enter(config, give_up)
         try:
@@ -54,6 +55,12 @@ class EngineHosts:
         """The engine, when one is loaded and works."""
         slot = self._slot
         return slot.host if slot is not None and slot.usable and slot.ready.is_set() else None
+
+    @property
+    def failed_loads(self) -> int:
+        """Loads of the engine that was asked for last which failed one after another, the last one among them."""
+        slot = self._slot
+        return slot.tries if slot is not None and isinstance(slot.error, LoadFailed) else 0
 
     def close(self) -> None:
         """Stop the engine. Nobody may use it any more."""
@@ -96,6 +103,9 @@ class _Slot:
         self.users = 0
         self.ready = threading.Event()
         self.error: Exception | None = None
+        self.tries = 1
+        if replaces is not None and isinstance(replaces.error, LoadFailed) and replaces.host.config == host.config:
+            self.tries += replaces.tries
         threading.Thread(target=self._load, args=(replaces, before_stop), name="engine-load", daemon=True).start()
 
     @property
@@ -115,8 +125,11 @@ class _Slot:
             if replaces is not None:
                 _stop_replaced(replaces, before_stop)
             self.host.start()
-        except Exception as error:
+        except EngineError as error:
             self.error = error
+        except Exception as error:
+            self.error = LoadFailed(f"{type(error).__name__}: {error}")
+            self.error.__cause__ = error
         finally:
             self.ready.set()
 

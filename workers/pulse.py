@@ -1,14 +1,14 @@
-"""What a worker tells the store about itself: that it lives, how busy its engine is, and which models run in it."""
+"""What a worker tells the store: that it lives and which of its neighbours do not, how busy its engine is, and which
+models run in it."""
 
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from storage.processes import this_process
 from storage.store import Store
 from storage.telemetry import EngineSample
 from workers.engine.errors import EngineStopped
@@ -25,10 +25,21 @@ PULSE_SECONDS = 5.0
 class Pulse:
     """Reports from a thread of its own, every few seconds, between `start` and `stop`."""
 
-    def __init__(self, store: Store, hosts: EngineHosts, worker_id: str, *, seconds: float = PULSE_SECONDS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        hosts: EngineHosts,
+        worker_id: str,
+        *,
+        job_id: str | None = None,
+        seconds: float = PULSE_SECONDS,
+    ) -> None:
+        """`job_id`: the one job that the worker takes chunks of; None: of any."""
         self._store = store
         self._hosts = hosts
         self._worker_id = worker_id
+        self._job_id = job_id
+        self._process = this_process()
         self._seconds = seconds
         hosts.before_stop = self._read
         self._done = threading.Event()
@@ -49,7 +60,8 @@ class Pulse:
     def _run(self) -> None:
         while True:
             try:
-                self._store.worker_seen(self._worker_id, socket.gethostname(), os.getpid())
+                self._store.worker_seen(self._worker_id, self._process, self._job_id)
+                self._store.expire_dead_workers()
                 if (host := self._hosts.running) is not None:
                     read_engine(self._store, self._worker_id, host)
             except STORE_OUT_OF_REACH as error:

@@ -23,7 +23,7 @@ MAX_MESSAGE = 2000
 def result_of(completion: Completion, row: Row, params: SamplingParams, *, keep_token_ids: bool) -> Result:
     """The record of an answer, or of a request that the engine refused."""
     if completion.finish_reason is FinishReason.ERROR:
-        return _error(
+        return error_of(
             row, completion.sample, completion.error_code or "engine_error", completion.error_message or "no message"
         )
     stats, timings = completion.stats, completion.timings
@@ -64,10 +64,11 @@ def result_of(completion: Completion, row: Row, params: SamplingParams, *, keep_
 
 def results_of_rejected(rejected: RejectedRow, samples: Iterable[int]) -> list[Result]:
     """A bad row is an error in each of its samples."""
-    return [_error(rejected.row, sample, rejected.code, rejected.message) for sample in samples]
+    return [error_of(rejected.row, sample, rejected.code, rejected.message) for sample in samples]
 
 
-def _error(row: Row, sample: int, code: str, message: str) -> Result:
+def error_of(row: Row, sample: int, code: str, message: str) -> Result:
+    """The record of a (row, sample) that has no answer."""
     return Result(
         row_index=row.index,
         sample=sample,

@@ -12,15 +12,20 @@ from collections.abc import Callable
 from storage.errors import UnknownJob
 from storage.records import Chunk, ChunkMessage, Job
 from storage.store import Store
-from workers.chunk import ChunkOutcome, ChunkStatus, process_chunk
+from workers.chunk import ChunkOutcome, ChunkStatus, fail_job, is_suspect, process_chunk
 from workers.company import Company
-from workers.errors import GaveUp
+from workers.errors import LOAD_FAILED, GaveUp
 from workers.host import EngineFactory, real_engine
 from workers.hosts import EngineHosts
 from workers.patience import patiently
 from workers.pulse import Pulse
 
 logger = logging.getLogger(__name__)
+
+LOADS = 3
+"""Loads in a row that fail here before the job is ended for it, unless others are at work on it."""
+LOAD_PAUSE = 10.0
+"""Seconds after a failed load, times the loads that failed: what is in the way may pass, or another worker come."""
 
 
 class Draining(Exception):
@@ -30,7 +35,8 @@ class Draining(Exception):
 class Worker:
     """What the task threads of one process share. `stop` makes every running chunk record what finished and let go."""
 
-    def __init__(self, store: Store, *, factory: EngineFactory = real_engine) -> None:
+    def __init__(self, store: Store, *, factory: EngineFactory = real_engine, job_id: str | None = None) -> None:
+        """`job_id`: the one job that it takes chunks of; None: of any."""
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.store = store
         self.hosts = EngineHosts(factory)
@@ -39,7 +45,7 @@ class Worker:
         """Chunks in hand."""
         self._company = Company()
         self._counting = threading.Lock()
-        self._pulse = Pulse(store, self.hosts, self.id)
+        self._pulse = Pulse(store, self.hosts, self.id, job_id=job_id)
 
     def __enter__(self) -> Worker:
         self._pulse.start()
@@ -58,17 +64,20 @@ class Worker:
         except UnknownJob:
             logger.info("job %s is no longer in the store; its message is dropped", message.job_id)
             return None
-        return self._take(job, lambda lease: self.store.claim(message.chunk_id, message.epoch, self.id, lease))
+        outcome = self._take(job, lambda lease: self.store.claim(message.chunk_id, message.epoch, self.id, lease))
+        if outcome is not None and outcome.status is ChunkStatus.NOT_LOADED:
+            self._wait_after_failed_load(job, str(outcome.error))
+        return outcome
 
     def process_next(self, job: Job) -> ChunkOutcome | None:
         """Claim the job's oldest chunk that nobody has and process it; None when there is none now.
 
-        Raises `Draining` when the worker is stopping.
+        Raises `Draining` when the worker is stopping. What a failed load means is up to the caller.
         """
         return self._take(job, lambda lease: self.store.claim_next(self.id, lease, job.id))
 
     def _take(self, job: Job, claim: Callable[[float], Chunk | None]) -> ChunkOutcome | None:
-        """Claim and process, beside other chunks; but a row that one more crash would be blamed on runs alone.
+        """Claim and process, beside other chunks; but a chunk whose rows may kill the process runs alone.
 
         It is claimed again when its turn has come: while it waits, no crash of others may find it with a lease.
         """
@@ -80,7 +89,7 @@ class Worker:
                 chunk = patiently(lambda: claim(lease), self.stop.is_set)
                 if chunk is None:
                     return None
-                if not _on_last_attempt(job, chunk):
+                if not is_suspect(job, chunk):
                     return self._process(job, chunk)
                 self.store.release(chunk.id, chunk.epoch)
         except GaveUp as error:
@@ -92,6 +101,14 @@ class Worker:
         except GaveUp:
             return ChunkOutcome(ChunkStatus.RELEASED)
 
+    def _wait_after_failed_load(self, job: Job, reason: str) -> None:
+        """Leave the job to others for a while. Where nobody else is at it either, it is the job's fault in the end."""
+        failed = self.hosts.failed_loads
+        logger.error("worker %s could not load the engine of job %s: %s", self.id, job.name, reason)
+        if failed >= LOADS and patiently(lambda: self.store.activity(job.id), self.stop.is_set).num_chunks == 0:
+            fail_job(self.store, job, LOAD_FAILED, f"worker {self.id}: {reason}, {failed} times in a row")
+        self.stop.wait(LOAD_PAUSE * failed)
+
     def _process(self, job: Job, chunk: Chunk) -> ChunkOutcome:
         with self._counting:
             self.busy += 1
@@ -100,7 +117,3 @@ class Worker:
         finally:
             with self._counting:
                 self.busy -= 1
-
-
-def _on_last_attempt(job: Job, chunk: Chunk) -> bool:
-    return chunk.num_rows == 1 and chunk.attempts + 1 >= int(job.spec.get("max_attempts") or 3)

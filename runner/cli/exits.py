@@ -7,13 +7,14 @@ from scheduler.errors import BrokerUnavailable, SchedulerError
 from storage.errors import ChunkIncomplete, InvalidPlan, LeaseLost, StorageError, StoreUnavailable
 from storage.wire import UnsupportedBroker
 from workers.engine.errors import EngineError, InvalidConfig, ModelNotFound, UnsupportedModel
-from workers.errors import EngineFailed, InvalidSpec, UnreadableInput
+from workers.errors import EngineFailed, InvalidSpec, LoadFailed, UnreadableInput
 
 _USAGE = (
     SchedulerError,
     StorageError,
     UnsupportedBroker,
     InvalidSpec,
+    LoadFailed,
     UnreadableInput,
 )
 _FAILED = (BrokerUnavailable, StoreUnavailable, LeaseLost, ChunkIncomplete, InvalidPlan, EngineError, EngineFailed)

@@ -20,15 +20,15 @@ def status(
 ) -> None:
     """Show the state and the counts of one job, or the list of jobs."""
     from runner.stores import existing_store
-    from runner.summary import summarise
+    from runner.summary import summary_of
     from runner.views import show_job, show_jobs
 
     with existing_store(store) as opened:
         if job is not None:
             found = opened.get_job(job)
-            show_job(summarise(found, opened.progress(found.id)), opened.error_groups(found.id), as_json=as_json)
+            show_job(summary_of(opened, found), opened.error_groups(found.id), as_json=as_json)
             return
-        show_jobs([summarise(j, opened.progress(j.id)) for j in opened.list_jobs(limit)], as_json=as_json)
+        show_jobs([summary_of(opened, each) for each in opened.list_jobs(limit)], as_json=as_json)
 
 
 def watch(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:

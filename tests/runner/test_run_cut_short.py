@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -36,10 +37,13 @@ def test_a_row_that_breaks_the_engine_becomes_an_error_and_the_others_finish(
     target = "scripted:fail_on=POISON"
     arguments = ("--max-tokens", "4", "--name", "poison", "--out", "poison.parquet")
     result = cli("run", str(path), "--target", target, *arguments, code=3)
-    assert "the batch holds 'POISON'" in result.stderr
     assert "Traceback" not in result.stderr
+    assert result.stderr.count("the batch holds 'POISON'") == 3, "twice in company, once alone"
     (row,) = cli.json("errors", "poison")
-    assert (row["row_index"], row["error_code"]) == (2, "worker_crashed")
+    assert (row["row_index"], row["error_code"]) == (2, "engine_error")
+    assert row["error_message"] == "the engine failed: RuntimeError: scripted failure: the batch holds 'POISON'"
+    (kept,) = cli.json("sql", "SELECT carried FROM results WHERE status = 'error'")
+    assert json.loads(kept["carried"]) == {"category": "c"}
     assert pq.read_table(cli.folder / "poison.parquet")["category"].to_pylist() == list("abcde")
 
 

@@ -9,9 +9,10 @@ from sqlalchemy.exc import OperationalError
 
 from scheduler import lifecycle
 from scheduler.service import Scheduler
-from storage.records import ChunkMessage, Job, JobState
+from storage.reaping import under_suspicion
+from storage.records import ChunkMessage, Job, JobState, Result, RowInHand, RowStatus
 from storage.store import Store
-from tests.scheduler.helpers import MemoryPublisher, complete, work_off, write_prompts
+from tests.scheduler.helpers import MemoryPublisher, work_off, write_prompts
 from tests.scheduler.proxy import Proxy
 from tests.scheduler.queues import broker_queue
 from tests.scheduler.test_submission import submitted
@@ -148,12 +149,15 @@ async def test_a_poison_row_is_recorded_and_the_rest_goes_on(
 
     def work_or_die() -> None:
         message = broker.messages.popleft()
-        chunk = store.claim(message.chunk_id, message.epoch, "mortal", 0.01)
-        if chunk and not chunk.start_row <= poison < chunk.start_row + chunk.num_rows:
-            store.release(chunk.id, chunk.epoch)
-            again = store.claim(chunk.id, chunk.epoch + 1, "worker-1", 60.0)
-            assert again is not None
-            complete(store, again)
+        chunk = store.claim(message.chunk_id, message.epoch, "mortal", 0.2)
+        if chunk is None or not under_suspicion(chunk.attempts, 2):
+            return
+        if (poison, 0) in store.recorded(chunk):
+            rest = [row for row in range(8) if row != poison]
+            store.write_results(chunk.id, chunk.epoch, [Result(row, 0, RowStatus.OK, output_text="x") for row in rest])
+            assert store.finish(chunk.id, chunk.epoch)
+        else:
+            store.take_in_hand(chunk.id, chunk.epoch, RowInHand(poison))
 
     async def mortal_worker() -> None:
         while True:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from storage.errors import LeaseLost
-from storage.records import ChunkState, Job, JobState, RowStatus
+from storage.reaping import under_suspicion
+from storage.records import Chunk, ChunkState, Job, JobState, RowInHand, RowStatus
 from storage.store import Store
-from tests.storage.helpers import LEASE, add_job, answer, claim, failure, pairs, work
+from tests.storage.helpers import LEASE, add_job, answer, claim, pairs, work
 
 
 def future() -> datetime:
@@ -18,7 +20,7 @@ def future() -> datetime:
 def test_a_live_lease_is_left_alone(store: Store) -> None:
     claim(store, add_job(store))
     reaped = store.reap()
-    assert (reaped.released, reaped.split, reaped.poisoned) == ([], [], [])
+    assert (reaped.released, reaped.suspected, reaped.poisoned) == ([], [], [])
 
 
 def test_an_expired_chunk_goes_out_again(store: Store) -> None:
@@ -57,59 +59,80 @@ def test_what_was_recorded_before_the_crash_stays(store: Store) -> None:
     assert store.recorded(claim(store, job)) == {(0, 0), (3, 0)}
 
 
-def test_the_job_s_own_limit_counts(store: Store) -> None:
-    job = add_job(store, spec={"max_attempts": 1})
-    claim(store, job)
-    assert store.reap(future(), 3).released == []
+@pytest.mark.parametrize(("limit", "deaths"), [(1, 1), (2, 1), (3, 2), (5, 4)])
+def test_the_job_s_own_limit_says_when_a_chunk_is_under_suspicion(store: Store, limit: int, deaths: int) -> None:
+    job = add_job(store, spec={"max_attempts": limit})
+    suspected = []
+    while not suspected:
+        chunk = claim(store, job)
+        assert not under_suspicion(chunk.attempts, limit)
+        suspected = store.reap(future(), 3).suspected
+    assert [(part.id, part.attempts) for part in suspected] == [(chunk.id, deaths)]
+    assert under_suspicion(deaths, limit)
 
 
-def test_a_chunk_that_kills_its_worker_is_split_at_its_unfinished_rows(store: Store) -> None:
-    job = add_job(store, num_rows=12, chunk_rows=12, spec={"max_attempts": 1})
-    chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [answer(r) for r in (0, 1, 2, 3, 4, 5, 6, 11)])
-    parts = store.reap(future()).split
-    assert [(part.start_row, part.file_row, part.num_rows) for part in parts] == [(0, 0, 9), (9, 9, 3)]
-    assert parts[0].id == chunk.id
-    assert parts[1].index == 1
-    assert all(part.state is ChunkState.PENDING for part in parts)
-    assert store.progress(job.id).num_ok == 8
-    assert {pair for part in parts for pair in store.recorded(part)} == {(r, 0) for r in (0, 1, 2, 3, 4, 5, 6, 11)}
+class Mortal:
+    """A worker that poison rows kill, as soon as they are in its hands. It answers rows in order; `deaths` counts."""
+
+    def __init__(self, store: Store, job: Job, poison: Sequence[int], *, recorded_before: bool) -> None:
+        self.store, self.job, self.poison = store, job, poison
+        self.limit = int(job.spec["max_attempts"])
+        self.recorded_before = recorded_before
+        self.deaths = 0
+
+    def work(self) -> None:
+        while (chunk := self.store.claim_next("worker", LEASE, self.job.id)) is not None:
+            done = self.store.recorded(chunk)
+            todo = [row for row, sample in pairs(chunk) if (row, sample) not in done]
+            if self.lives_through(chunk, todo):
+                assert self.store.finish(chunk.id, chunk.epoch)
+            else:
+                self.deaths += 1
+                self.store.reap(future())
+
+    def lives_through(self, chunk: Chunk, todo: Sequence[int]) -> bool:
+        if under_suspicion(chunk.attempts, self.limit):
+            for row in todo:
+                self.store.take_in_hand(chunk.id, chunk.epoch, RowInHand(row, f"id {row}", {"n": row}))
+                if row in self.poison:
+                    return False
+                self.store.write_results(chunk.id, chunk.epoch, [answer(row)])
+            return True
+        hit = next((row for row in todo if row in self.poison), None)
+        if hit is None or self.recorded_before:
+            self.store.write_results(chunk.id, chunk.epoch, [answer(row) for row in todo if hit is None or row < hit])
+        return hit is None
 
 
 @pytest.mark.parametrize(("poison", "num_rows"), [((5,), 8), ((0,), 7), ((6,), 7), ((2, 5), 9), ((0,), 1)])
 @pytest.mark.parametrize("recorded_before", [False, True])
-def test_a_poison_row_ends_alone_and_recorded(
-    store: Store, poison: tuple[int, ...], num_rows: int, recorded_before: bool
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_row_that_kills_is_named_by_the_death_after_the_one_that_makes_suspicious(
+    store: Store, poison: tuple[int, ...], num_rows: int, recorded_before: bool, limit: int
 ) -> None:
-    """Rows are worked on in order; a poison row kills its worker, what came before it is recorded or lost with it."""
-    job = add_job(store, num_rows=num_rows, chunk_rows=num_rows, spec={"max_attempts": 2})
-    crashes = 0
-    while (chunk := store.claim_next("worker", LEASE, job.id)) is not None:
-        done = store.recorded(chunk)
-        todo = [row for row, sample in pairs(chunk) if (row, sample) not in done]
-        hit = next((row for row in todo if row in poison), None)
-        if hit is None:
-            store.write_results(chunk.id, chunk.epoch, [answer(row) for row in todo])
-            assert store.finish(chunk.id, chunk.epoch)
-            continue
-        if recorded_before:
-            store.write_results(chunk.id, chunk.epoch, [answer(row) for row in todo if row < hit])
-        crashes += 1
-        store.reap(future())
+    job = add_job(store, num_rows=num_rows, chunk_rows=num_rows, spec={"max_attempts": limit})
+    worker = Mortal(store, job, poison, recorded_before=recorded_before)
+    worker.work()
+    assert worker.deaths == max(limit - 1, 1) + len(poison)
     done_job = store.finalize_if_done(job.id)
     assert done_job is not None
     assert done_job.state is JobState.COMPLETED
     found = list(store.iter_results(job.id))
     assert [r.row_index for r in found] == list(range(num_rows))
-    assert [r.row_index for r in found if r.status is RowStatus.ERROR] == list(poison)
-    assert {r.error_code for r in found if r.status is RowStatus.ERROR} == {"worker_crashed"}
-    assert crashes <= 2 * len(poison) + 2 + 4 * len(poison)
+    errors = [r for r in found if r.status is RowStatus.ERROR]
+    assert [(r.row_index, r.error_code, r.row_id, r.carried) for r in errors] == [
+        (row, "worker_crashed", f"id {row}", {"n": row}) for row in poison
+    ]
+    assert store.progress(job.id).num_errors == len(poison)
     _check_partition(store, job)
 
 
-def test_the_poison_is_reported(store: Store) -> None:
+def test_only_the_samples_without_a_record_are_given_up(store: Store) -> None:
     job = add_job(store, num_rows=1, num_samples=3, spec={"max_attempts": 1})
+    claim(store, job)
+    store.reap(future())
     chunk = claim(store, job)
+    store.take_in_hand(chunk.id, chunk.epoch, RowInHand(0))
     store.write_results(chunk.id, chunk.epoch, [answer(0, 1)])
     [row] = store.reap(future()).poisoned
     assert (row.job_id, row.row_index) == (job.id, 0)
@@ -118,39 +141,70 @@ def test_the_poison_is_reported(store: Store) -> None:
     assert store.progress(job.id).chunks[ChunkState.DONE] == 1
 
 
+def test_a_death_between_two_rows_blames_neither(store: Store) -> None:
+    job = add_job(store, num_rows=3, spec={"max_attempts": 2})
+    claim(store, job)
+    store.reap(future())
+    for row in range(2):
+        chunk = claim(store, job)
+        assert chunk.attempts == 1
+        store.take_in_hand(chunk.id, chunk.epoch, RowInHand(row))
+        store.write_results(chunk.id, chunk.epoch, [answer(row)])
+        reaped = store.reap(future())
+        assert (reaped.poisoned, [part.attempts for part in reaped.suspected]) == ([], [1])
+
+
+def test_a_row_is_taken_in_hand_under_the_lease_alone(store: Store) -> None:
+    job = add_job(store)
+    chunk = claim(store, job)
+    store.release(chunk.id, chunk.epoch)
+    with pytest.raises(LeaseLost):
+        store.take_in_hand(chunk.id, chunk.epoch, RowInHand(0))
+
+
+def test_workers_that_die_before_they_have_a_row_in_their_hands_end_the_job(store: Store) -> None:
+    """Too little memory for the model, say: no row is to blame, and no number of deaths would bring the job on."""
+    job = add_job(store, num_rows=8, chunk_rows=4, spec={"max_attempts": 3})
+    deaths = 0
+    while store.claim_next("worker", LEASE, job.id) is not None:
+        deaths += 1
+        reaped = store.reap(future())
+    assert (reaped.failed, deaths) == ([job.id], 5)
+    failed = store.get_job(job.id)
+    assert (failed.state, failed.error_code) == (JobState.FAILED, "worker_crashed")
+    assert "5 workers died or went silent over rows 0 to 3" in str(failed.error_message)
+    assert store.progress(job.id).num_errors == 0
+    store.resume_job(job.id)
+    work(store, job)
+    assert store.progress(job.id).num_ok == 8
+
+
 def test_a_complete_chunk_whose_worker_died_is_done(store: Store) -> None:
     job = add_job(store, num_rows=5, spec={"max_attempts": 1})
     chunk = claim(store, job)
     store.write_results(chunk.id, chunk.epoch, [answer(*pair) for pair in pairs(chunk)])
     reaped = store.reap(future())
-    assert (reaped.released, reaped.split, reaped.poisoned) == ([], [], [])
+    assert (reaped.released, reaped.suspected, reaped.poisoned) == ([], [], [])
     assert store.progress(job.id).chunks[ChunkState.DONE] == 1
 
 
-def test_errors_of_a_split_chunk_are_retried_where_they_are(store: Store) -> None:
-    job = add_job(store, num_rows=8, chunk_rows=8, spec={"max_attempts": 1})
-    chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [failure(7), failure(0), answer(1)])
-    store.reap(future())
+def test_a_row_that_was_given_up_can_be_tried_again(store: Store) -> None:
+    job = add_job(store, num_rows=4, spec={"max_attempts": 1})
+    Mortal(store, job, (2,), recorded_before=False).work()
+    store.finalize_if_done(job.id)
+    assert store.retry_failed(job.id) == 1
     work(store, job)
-    assert store.progress(job.id).num_errors == 2
-    assert store.retry_failed(job.id) == 2
-    work(store, job)
-    assert store.progress(job.id).num_errors == 0
-    assert store.progress(job.id).num_ok == 8
+    progress = store.progress(job.id)
+    assert (progress.num_ok, progress.num_errors) == (4, 0)
 
 
-def test_a_retry_survives_a_split(store: Store) -> None:
+def test_a_retry_that_kills_again_ends_with_the_new_error(store: Store) -> None:
     job = add_job(store, num_rows=8, chunk_rows=8, spec={"max_attempts": 1})
     work(store, job, bad_rows=(1, 6, 7))
     store.retry_failed(job.id)
-    claim(store, job)
-    parts = store.reap(future()).split
-    assert [sorted(store.recorded(part)) for part in parts] == [
-        [(0, 0), (2, 0), (3, 0), (4, 0), (5, 0)], [],
-    ]  # fmt: skip
-    work(store, job)
-    assert store.progress(job.id).num_ok == 8
+    Mortal(store, job, (6,), recorded_before=True).work()
+    assert [(r.row_index, r.error_code) for r in store.errors(job.id)] == [(6, "worker_crashed")]
+    assert store.progress(job.id).num_ok == 7
 
 
 def test_expired_chunks_of_a_stopped_job_are_cancelled(store: Store) -> None:
@@ -169,7 +223,9 @@ def test_random_crashes_lose_no_row_and_double_none(store: Store, seed: int) -> 
     job = add_job(store, num_rows=23, chunk_rows=7, num_samples=2, spec={"max_attempts": 2})
     while (chunk := store.claim_next("worker", LEASE, job.id)) is not None:
         todo = sorted(set(pairs(chunk, 2)) - store.recorded(chunk))
-        if rng.random() < 0.3:
+        if todo and rng.random() < 0.3:
+            if under_suspicion(chunk.attempts, 2):
+                store.take_in_hand(chunk.id, chunk.epoch, RowInHand(rng.choice(todo)[0]))
             store.write_results(chunk.id, chunk.epoch, [answer(*p) for p in todo if rng.random() < 0.6])
             store.reap(future())
         elif rng.random() < 0.2:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+from storage.processes import ProcessIdentity
 from storage.store import Store
 from tests.storage.helpers import add_job
 
 
 def test_workers_report_and_sign_off(store: Store) -> None:
-    store.worker_seen("a", "host", 1)
+    process = ProcessIdentity("host", 1, "boot", "pid:[1]", "77")
+    store.worker_seen("a", process, "job")
     [first] = store.list_workers()
-    assert (first.worker_id, first.hostname, first.pid) == ("a", "host", 1)
+    assert (first.worker_id, first.process, first.job_id) == ("a", process, "job")
     assert first.started_at == first.last_seen
-    store.worker_seen("b", "host", 2)
-    store.worker_seen("a", "host", 1)
+    store.worker_seen("b", ProcessIdentity("host", 2))
+    store.worker_seen("a", process)
     workers = {worker.worker_id: worker for worker in store.list_workers()}
     assert workers["a"].started_at == first.started_at
     assert workers["a"].last_seen >= first.last_seen

@@ -101,8 +101,7 @@ def test_a_chunk_whose_rows_are_all_recorded_needs_no_engine(store: Store, tmp_p
     job = make_job(store, tmp_path, {"prompt": ["one"]})
     crashed = claim(store, job)
     store.write_results(crashed.id, crashed.epoch, [Result(0, 0, RowStatus.OK, output_text="ONE")])
-    store.heartbeat(crashed.id, crashed.epoch, 0.0)
-    store.reap()
+    store.release(crashed.id, crashed.epoch)
     script.load_error = RuntimeError("an engine was asked for")
     assert run_chunk(store, job, script).status is ChunkStatus.DONE
 

@@ -83,15 +83,24 @@ def test_a_worker_that_stops_takes_nothing(worker: Worker, store: Store, tmp_pat
     assert store.list_chunks(job.id)[0].epoch == 0
 
 
-def test_a_row_on_its_last_attempt_runs_alone_and_waits_without_a_lease(
+def lose_a_worker(store: Store, job: Job) -> None:
+    """A worker dies over the job's first chunk; with max_attempts 1 that brings it under suspicion."""
+    chunk = store.claim_next("killed", 60.0, job.id)
+    assert chunk is not None
+    store.heartbeat(chunk.id, chunk.epoch, 0.0)
+    store.reap(job_id=job.id)
+
+
+def test_a_chunk_under_suspicion_runs_alone_and_waits_without_a_lease(
     worker: Worker, store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
 ) -> None:
     busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=0.6)
     suspect = make_job(store, tmp_path, {"prompt": ["one"]}, name="suspect", max_attempts=1)
+    lose_a_worker(store, suspect)
     beside = pool.submit(worker.process_next, busy)
     wait_until(lambda: len(script.requests) == 1)
     waiting = pool.submit(worker.process_next, suspect)
-    wait_until(lambda: store.list_chunks(suspect.id)[0].epoch == 2)
+    wait_until(lambda: store.list_chunks(suspect.id)[0].epoch == 4)
     assert store.list_chunks(suspect.id)[0].state is ChunkState.PENDING
     assert not waiting.done()
     store.cancel_job(busy.id)
@@ -106,10 +115,11 @@ def test_a_suspect_that_somebody_else_took_meanwhile_is_left_to_them(
 ) -> None:
     busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=0.6)
     suspect = make_job(store, tmp_path, {"prompt": ["one"]}, name="suspect", max_attempts=1)
+    lose_a_worker(store, suspect)
     beside = pool.submit(worker.process_next, busy)
     wait_until(lambda: len(script.requests) == 1)
     waiting = pool.submit(worker.process_next, suspect)
-    wait_until(lambda: store.list_chunks(suspect.id)[0].epoch == 2)
+    wait_until(lambda: store.list_chunks(suspect.id)[0].epoch == 4)
     assert store.claim_next("another", 30.0, suspect.id) is not None
     store.cancel_job(busy.id)
     outcome = waiting.result()

@@ -1,5 +1,6 @@
 """results.stop_reason: which stop string or stop id ended an answer; jobs.notes: what was told of the input;
-input_files.partitions: the columns that folders give.
+input_files.partitions: the columns that folders give; workers: what tells processes apart across containers, and the
+one job that a worker may be there for; chunks.in_hand: the row that runs alone.
 
 Views are made anew with every revision (`storage.schema.upgrade`).
 """
@@ -21,3 +22,6 @@ def upgrade() -> None:
     op.add_column(
         "input_files", sa.Column("partitions", sa.JSON(none_as_null=True), nullable=False, server_default="{}")
     )
+    for name in ("boot_id", "pid_namespace", "process_start", "job_id"):
+        op.add_column("workers", sa.Column(name, sa.String()))
+    op.add_column("chunks", sa.Column("in_hand", sa.JSON()))
