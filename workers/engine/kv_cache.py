@@ -3,6 +3,7 @@
 Invariants, with `n` = num_cached of a sequence:
     [0, n)              computed from verified tokens; valid for attention
     [n, capacity)       reserved; provisional until `commit`
+    behind a window     blocks that no layer looks back on any more are given back; the table names the scratch block
     block 0             scratch: padding rows write here, nobody reads it
 Every block is scratch, free, or held by at least one sequence; `check()` proves it.
 """
@@ -31,25 +32,51 @@ class CachedSequence:
 
     blocks: list[int] = field(default_factory=list)
     num_cached: int = 0
+    num_released: int = 0
+    """Leading blocks that were given back."""
     num_hashed: int = 0
     """Leading blocks that are registered for prefix reuse."""
     prefix_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
-class CacheShape:
-    """One layer's pool is [num_blocks * block_size, num_kv_heads, head_dim]."""
+class LayerShape:
+    """A layer's pools of keys and of values are [num_blocks * block_size, num_kv_heads, head_dim]."""
 
-    num_layers: int
     num_kv_heads: int
     head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    layers: tuple[LayerShape, ...]
     dtype: torch.dtype
     device: torch.device
     hidden_size: int = 0
     """Width of the residual stream."""
+    window: int | None = None
+    """Positions that a row looks back on, its own included, in whichever layer sees most; None: in one it sees all."""
+
+    @classmethod
+    def uniform(
+        cls,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        hidden_size: int = 0,
+        window: int | None = None,
+    ) -> CacheShape:
+        """All layers alike."""
+        return cls((LayerShape(num_kv_heads, head_dim),) * num_layers, dtype, device, hidden_size, window)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * sum(layer.num_kv_heads * layer.head_dim for layer in self.layers) * self.dtype.itemsize
 
 
 class KVCache:
@@ -68,11 +95,10 @@ class KVCache:
 
     def resize(self, num_blocks: int) -> None:
         """Begin anew with this many blocks, empty, and without hidden states."""
-        shape = self.shape
         self.num_blocks = num_blocks
         slots = (num_blocks + 1) * self.block_size
-        self.keys = [self._pool(slots) for _ in range(shape.num_layers)]
-        self.values = [self._pool(slots) for _ in range(shape.num_layers)]
+        self.keys = [self._pool(slots, layer) for layer in self.shape.layers]
+        self.values = [self._pool(slots, layer) for layer in self.shape.layers]
         self.hidden: dict[int, torch.Tensor] = {}
         """Layer -> [slots, hidden_size]: the residual stream entering that layer, or FINAL. Kept where
         keys and values are kept, so a preempted or shared prefix never leaves a feature to be guessed."""
@@ -83,8 +109,8 @@ class KVCache:
         self._digest_of_block: dict[int, bytes] = {}
         self.num_reused_tokens = 0
 
-    def _pool(self, slots: int) -> torch.Tensor:
-        shape = (slots, self.shape.num_kv_heads, self.shape.head_dim)
+    def _pool(self, slots: int, layer: LayerShape) -> torch.Tensor:
+        shape = (slots, layer.num_kv_heads, layer.head_dim)
         return torch.zeros(shape, dtype=self.shape.dtype, device=self.shape.device)
 
     def keep_hidden(self, layers: Iterable[int]) -> None:
@@ -171,7 +197,8 @@ class KVCache:
         while (cached.num_hashed + 1) * self.block_size <= end:
             digest = self._digest(cached.prefix_digest, seq, cached.num_hashed)
             block = cached.blocks[cached.num_hashed]
-            if digest not in self._block_of_digest and block not in self._digest_of_block:
+            known = digest in self._block_of_digest or block in self._digest_of_block
+            if not known and block != SCRATCH_BLOCK:
                 self._block_of_digest[digest] = block
                 self._digest_of_block[block] = digest
             cached.prefix_digest = digest
@@ -180,8 +207,20 @@ class KVCache:
     # ----------------------------------------------------------------- commit
 
     def commit(self, seq: Sequence, num_cached: int) -> None:
-        """Declare the first `num_cached` positions valid; what lies behind becomes provisional again."""
-        self._tables[seq].num_cached = num_cached
+        """Declare the first `num_cached` positions valid; what lies behind becomes provisional again.
+
+        Where every layer has a window, the blocks wholly before that of the next row, at position `num_cached`, go back
+        to the pool. Never with hidden states: drafters that lag behind read old ones.
+        """
+        cached = self._tables[seq]
+        cached.num_cached = num_cached
+        if self.shape.window is None or self.hidden:
+            return
+        passed = max(0, num_cached + 1 - self.shape.window) // self.block_size
+        while cached.num_released < passed:
+            self._let_go(cached.blocks[cached.num_released])
+            cached.blocks[cached.num_released] = SCRATCH_BLOCK
+            cached.num_released += 1
 
     def gather_paths(self, moves: Seq[tuple[Sequence, int, Seq[int]]]) -> None:
         """Move the KV of accepted tree paths to their canonical slots.
@@ -210,20 +249,25 @@ class KVCache:
         cached = self._tables.pop(seq, None)
         if cached is None:
             return
-        for block in reversed(cached.blocks):
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._free[block] = None
-                if block not in self._digest_of_block:
-                    self._free.move_to_end(block, last=False)
+        for block in reversed(cached.blocks[cached.num_released :]):
+            self._let_go(block)
+
+    def _let_go(self, block: int) -> None:
+        self._references[block] -= 1
+        if self._references[block] == 0:
+            self._free[block] = None
+            if block not in self._digest_of_block:
+                self._free.move_to_end(block, last=False)
 
     def check(self) -> None:
         """Raise AssertionError unless free + used = all and every reference is accounted for."""
         held = [0] * (self.num_blocks + 1)
         for cached in self._tables.values():
-            assert len(set(cached.blocks)) == len(cached.blocks), "a block table repeats a block"
+            blocks = cached.blocks[cached.num_released :]
+            assert set(cached.blocks[: cached.num_released]) <= {SCRATCH_BLOCK}, "a block that was given back is held"
+            assert len(set(blocks)) == len(blocks), "a block table repeats a block"
             assert cached.num_cached <= len(cached.blocks) * self.block_size, "cached beyond what is reserved"
-            for block in cached.blocks:
+            for block in blocks:
                 held[block] += 1
         assert held[SCRATCH_BLOCK] == 0, "a sequence holds the scratch block"
         assert held == self._references, "reference counts differ from the block tables"

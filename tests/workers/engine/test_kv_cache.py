@@ -10,8 +10,10 @@ from workers.engine.request import Request
 from workers.engine.sequence import Sequence
 
 
-def make_cache(blocks: int = 8, block_size: int = 4, *, prefix_reuse: bool = True) -> KVCache:
-    shape = CacheShape(2, 1, 2, torch.float32, torch.device("cpu"))
+def make_cache(
+    blocks: int = 8, block_size: int = 4, *, prefix_reuse: bool = True, window: int | None = None
+) -> KVCache:
+    shape = CacheShape.uniform(2, 1, 2, torch.float32, torch.device("cpu"), 8, window)
     return KVCache(shape, blocks, block_size, prefix_reuse=prefix_reuse)
 
 
@@ -49,6 +51,37 @@ def test_a_common_prefix_is_computed_once() -> None:
     cache.free(first)
     cache.check()
     assert cache.num_used == 2, "the second still holds the shared blocks"
+
+
+def test_blocks_behind_the_window_go_back_to_the_pool() -> None:
+    cache = make_cache(window=6)
+    first, second = make_sequence([*range(24)]), make_sequence([*range(24)], 1)
+    cache.open(first)
+    cache.reserve(first, 20)
+    for end, used in ((8, 5), (9, 4), (12, 4), (13, 3), (20, 2)):  # the row at 9 sees positions 4 to 9
+        cache.announce(first, end)
+        cache.commit(first, end)
+        cache.check()
+        assert cache.num_used == used
+    assert cache.block_table(first)[:3] == [0, 0, 0]
+    assert cache.open(second) == 20, "what was given back is still found as a prefix"
+    assert cache.reserve(first, 24)
+    cache.free(first)
+    cache.check()
+    cache.commit(second, 20)
+    cache.free(second)
+    cache.check()
+    assert cache.num_used == 0
+
+
+def test_hidden_states_behind_the_window_stay() -> None:
+    cache = make_cache(window=6)
+    cache.keep_hidden((0,))
+    seq = make_sequence([*range(20)])
+    cache.open(seq)
+    cache.reserve(seq, 20)
+    cache.commit(seq, 20)
+    assert cache.num_used == 5
 
 
 def test_the_last_token_is_never_taken_from_a_prefix() -> None:

@@ -9,17 +9,20 @@ import torch
 
 from workers.engine.batch import Batch
 from workers.engine.errors import UnsupportedModel
+from workers.engine.kernels.attention import PLAIN, Weighing
 from workers.engine.kv_cache import KVCache
 
 
 class AttentionPlan(Protocol):
     """Attention of one batch: whatever its layers share is prepared once."""
 
-    def attend(self, q: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
-        """softmax(scale * q k^T) v of every row over the keys that `Batch.rows` lists for it.
+    def attend(self, q: torch.Tensor, layer: int, scale: float, weighing: Weighing = PLAIN) -> torch.Tensor:
+        """softmax(scale * q k^T) v of every row over the keys that `Batch.rows` lists for it, as `weighing` has it.
 
         q is [T, H, D], the result likewise and contiguous. Query head h reads KV head h // (H / Hk). The rows' own keys
-        and values are in the cache already (`write_rows`).
+        and values are in the cache already (`write_rows`). Windows count the keys of a row, so positions: those of a
+        node of a draft tree are the text's and its ancestors'. Blocks that lie wholly behind the window may be gone:
+        the table then names the scratch block in their place.
         """
         ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from workers.engine.batch import Batch
-from workers.engine.kernels.attention import AttentionRows, paged_attention
+from workers.engine.kernels.attention import PLAIN, AttentionRows, Weighing, paged_attention
 from workers.engine.kv_cache import KVCache
 
 
@@ -16,9 +16,9 @@ class CompiledPlan:
     rows: AttentionRows
     cache: KVCache
 
-    def attend(self, q: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, layer: int, scale: float, weighing: Weighing = PLAIN) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
-        paged_attention(q, self.cache.keys[layer], self.cache.values[layer], self.rows, scale, out)
+        paged_attention(q, self.cache.keys[layer], self.cache.values[layer], self.rows, scale, out, weighing)
         return out
 
 

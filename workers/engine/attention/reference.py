@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from workers.engine.batch import Batch
-from workers.engine.kernels.attention import AttentionRows
+from workers.engine.kernels.attention import PLAIN, AttentionRows, Weighing
 from workers.engine.kv_cache import KVCache
 
 
@@ -24,16 +24,29 @@ class ReferencePlan:
     slots: list[torch.Tensor]
     cache: KVCache
 
-    def attend(self, q: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, layer: int, scale: float, weighing: Weighing = PLAIN) -> torch.Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         group = q.shape[1] // keys.shape[1]
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
         for row, slots in enumerate(self.slots):
-            k = keys[slots].double().repeat_interleave(group, dim=1)  # [L, H, D]
-            v = values[slots].double().repeat_interleave(group, dim=1)
-            weights = torch.einsum("hd,lhd->hl", q[row].double() * scale, k).softmax(dim=-1)
-            out[row] = torch.einsum("hl,lhd->hd", weights, v).to(q.dtype)
+            seen = slots if weighing.window is None else slots[-weighing.window :]
+            k = keys[seen].double().repeat_interleave(group, dim=1)  # [L, H, D]
+            v = values[seen].double().repeat_interleave(group, dim=1)
+            scores = torch.einsum("hd,lhd->hl", q[row].double() * scale, k)
+            out[row] = torch.einsum("hl,lhd->hd", _weights(scores, weighing), v).to(q.dtype)
         return out
+
+
+def _weights(scores: torch.Tensor, weighing: Weighing) -> torch.Tensor:
+    """[H, L] scores of the keys that a row sees, its own key last, become weights."""
+    if weighing.softcap is not None:
+        scores = weighing.softcap * torch.tanh(scores / weighing.softcap)
+    if weighing.slopes is not None:
+        distance = torch.arange(scores.shape[1] - 1, -1, -1, device=scores.device)
+        scores = scores - weighing.slopes.double()[:, None] * distance
+    if weighing.sinks is None:
+        return scores.softmax(dim=-1)
+    return torch.cat([weighing.sinks.double()[:, None], scores], dim=1).softmax(dim=-1)[:, 1:]
 
 
 class ReferenceAttention:

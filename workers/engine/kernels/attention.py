@@ -3,8 +3,9 @@
 The value of a row depends on its query and on its ordered list of keys and values, and on nothing else: not on the
 other rows of the call, their order, the tiling, the number of threads, nor on whether a key is found through the block
 table or in the row's tail. Every row walks its keys in blocks of 64 logical positions with an online softmax (Milakov
-and Gimelshein, arXiv 1805.02867) in float32. The arithmetic is written as explicit 16-lane vectors without fastmath:
-the compiler may move instructions but not change an order of summation; tiling decides only how often a key is loaded.
+and Gimelshein, arXiv 1805.02867) in float32; a window that begins inside a block leaves out the keys before it. The
+arithmetic is written as explicit 16-lane vectors without fastmath: the compiler may move instructions but not change an
+order of summation; tiling decides only how often a key is loaded.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from workers.engine.kernels.attention_vectors import (
     VECTOR,
     accumulate,
     at,
+    cap,
     finish,
     prefetch,
     put,
     score,
+    sink,
     soften,
     stack,
     start,
+    tilt,
     transpose,
 )
 from workers.engine.kernels.parallel import ARGUMENTS, CLAIMED, TASKS, Kernel, claim, inlined, spliced
@@ -52,6 +56,32 @@ HINTS = 16
     _Q, _Q_ROW, _Q_HEAD, _K, _K_SLOT, _K_HEAD, _V, _V_SLOT, _V_HEAD, _OUT, _OUT_ROW, _OUT_HEAD,
     _TILES, _SEQUENCE, _PREFIX_LENS, _TAIL_INDPTR, _TAIL_SLOTS, _BLOCK_TABLES, _MAX_BLOCKS, _BLOCK_SIZE,
 ) = range(ARGUMENTS, ARGUMENTS + 25)  # fmt: skip
+# Of a weighing that is not plain.
+_WINDOW, _CAP, _STEEPNESS, _SLOPES, _SINKS = range(ARGUMENTS + 25, ARGUMENTS + 30)
+
+LOG2E = math.log2(math.e)
+ENDLESS = 2**62
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighing:
+    """How a layer weighs the keys of a row, beyond softmax(scale * q k^T)."""
+
+    window: int | None = None
+    """A row sees the last so many positions, its own included; None: all of them."""
+    softcap: float | None = None
+    """A score s becomes softcap * tanh(s / softcap)."""
+    slopes: torch.Tensor | None = None
+    """[H] (ALiBi): a key d positions back has slope * d taken off its score."""
+    sinks: torch.Tensor | None = None
+    """[H] scores, one per head, that take part in the softmax without a value."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self.window is None and self.softcap is None and self.slopes is None and self.sinks is None
+
+
+PLAIN = Weighing()
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,14 +150,15 @@ def paged_attention(
     rows: AttentionRows,
     scale: float,
     out: torch.Tensor,
+    weighing: Weighing = PLAIN,
 ) -> None:
-    """softmax(scale * q k^T) v for every row, written to `out`.
+    """softmax(scale * q k^T) v for every row, weighed as `weighing` says, written to `out`.
 
     q and out are [T, H, D], k_cache and v_cache one layer's [slots, Hk, D]; query head h reads KV head h // (H / Hk).
     All bfloat16 or all float32 on the CPU, the last dimension contiguous. Sums are kept in float32 and rounded once.
     Raises TypeError for other dtypes and ValueError for shapes the kernel cannot read.
     """
-    kernel = _KERNELS.get(q.dtype)
+    kernel = (_KERNELS if weighing.is_plain else _WEIGHING_KERNELS).get(q.dtype)
     same = q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
     if kernel is None or not (same and q.is_cpu and k_cache.is_cpu and v_cache.is_cpu and out.is_cpu):
         raise TypeError(f"needs bfloat16 or float32 on the CPU throughout, not {q.dtype}, {k_cache.dtype}, {q.device}")
@@ -148,12 +179,36 @@ def paged_attention(
         if element != 1:
             raise ValueError("the head dimension must be contiguous")
         strides += (tensor.data_ptr(), row * size, head * size)
-    folded = np.float32(scale * math.log2(math.e)).view(np.int32).item()
+    # Slopes and sinks must live until the kernel has run.
+    extra, _kept = ((), None) if weighing.is_plain else _extra_arguments(weighing, heads)
     # With few tiles every head is a task of its own, else a thread keeps a tile and knows which keys come next.
     together = kv_heads if len(rows.tiles) >= 4 * torch.get_num_threads() else 1
     tasks = len(rows.tiles) * (kv_heads // together)
     numbers = rows.num_keys * heads * width
-    kernel(tasks, words, kv_heads, together, heads // kv_heads, folded, *strides, *rows.arguments, numbers=numbers)
+    kernel(
+        tasks, words, kv_heads, together, heads // kv_heads, _bits(scale * LOG2E), *strides, *rows.arguments, *extra,
+        numbers=numbers,
+    )  # fmt: skip
+
+
+def _extra_arguments(weighing: Weighing, heads: int) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+    """The kernel's last arguments, and the tensors that two of them point into."""
+    cap_at, arrays, kept = (0, 0), [], []
+    if weighing.softcap is not None:
+        cap_at = _bits(weighing.softcap * LOG2E), _bits(2 / weighing.softcap)
+    for numbers in (weighing.slopes, weighing.sinks):
+        if numbers is None:
+            arrays.append(0)
+            continue
+        if numbers.shape != (heads,):
+            raise ValueError(f"slopes and sinks need {heads} numbers, not {tuple(numbers.shape)}")
+        kept.append((numbers.float() * LOG2E).contiguous())
+        arrays.append(kept[-1].data_ptr())
+    return (weighing.window or ENDLESS, *cap_at, *arrays), kept
+
+
+def _bits(number: float) -> int:
+    return int(np.float32(number).view(np.int32))
 
 
 # The loops: which rows, which keys ---------------------------------------------------------------------------------
@@ -164,6 +219,12 @@ def _length(block: Any, row: int) -> int:
     """Number of keys of a row."""
     tail = block[_TAIL_INDPTR]
     return at(block[_PREFIX_LENS], row) + at(tail, row + 1) - at(tail, row)  # type: ignore[no-any-return]
+
+
+@inlined
+def _first_key(block: Any, row: int) -> int:
+    """Logical position of the first key in a row's window."""
+    return max(0, _length(block, row) - block[_WINDOW])  # type: ignore[no-any-return]
 
 
 @inlined
@@ -204,33 +265,40 @@ def _hint(block: Any, head: int, slots: int, count: int, cursor: int) -> int:
 
 @spliced
 def _attend_rows(
-    block: Any, bfloat16: bool, begin: int, end: int, head: int, next_row: int, next_head: int, memory: Any
+    block: Any, bfloat16: bool, plain: bool, begin: int, end: int, head: int, next_row: int, next_head: int, memory: Any
 ) -> None:
     """Rows begin ... end of one sequence, one KV head; `next_row` and `next_head` will likely be needed next."""
     states, state_size, slots, keys, scores, decays, hints = memory
     group, words, pitch = block[_QUERIES_PER_HEAD], block[_WORDS_PER_ROW], _pitch(block)
     totals_at, sums_at = state_size // 2, state_size // 2 + VECTOR
     k, v = block[_K] + head * block[_K_HEAD], block[_V] + head * block[_V_HEAD]
-    longest, known = 0, 0
+    longest, known, first = 0, 0, 0 if plain else _first_key(block, begin)
     for row in range(begin, end):
         longest, known = max(longest, _length(block, row)), max(known, at(block[_PREFIX_LENS], row))
+        if not plain:
+            first = min(first, _first_key(block, row))
         for member in range(group):
             query = block[_Q] + row * block[_Q_ROW] + (head * group + member) * block[_Q_HEAD]
-            start(bfloat16, query, words, pitch, block[_SCALE], states + ((row - begin) * group + member) * state_size)
+            state = states + ((row - begin) * group + member) * state_size
+            start(bfloat16, query, words, pitch, block[_SCALE], state)
+            if not plain and block[_SINKS]:
+                sink(state, state + totals_at, at(block[_SINKS], head * group + member))
 
-    for base in range(0, longest, KEYS):
+    for base in range(0 if plain else first // KEYS * KEYS, longest, KEYS):
         if base + KEYS < longest:
             hint_head, hint_count = head, max(0, min(KEYS, known - base - KEYS))
             _read_table(block, begin, base + KEYS, 0, hint_count, hints)
         else:
-            hint_head, hint_count = next_head, min(KEYS, at(block[_PREFIX_LENS], next_row))
-            _read_table(block, next_row, 0, 0, hint_count, hints)
+            next_base = 0 if plain else _first_key(block, next_row) // KEYS * KEYS
+            hint_head, hint_count = next_head, max(0, min(KEYS, at(block[_PREFIX_LENS], next_row) - next_base))
+            _read_table(block, next_row, next_base, 0, hint_count, hints)
         cursor = 0
         shared = min(KEYS, known - base)
         loaded = 0  # slots[:loaded] and their keys are the table's; beyond may lie another row's tail
         for row in range(begin, end):
             count = min(KEYS, _length(block, row) - base)
-            if count <= 0:
+            unseen = 0 if plain else max(0, _first_key(block, row) - base)
+            if count <= unseen:
                 continue
             from_table = min(count, max(0, at(block[_PREFIX_LENS], row) - base))
             fresh, stop = min(loaded, from_table), 0
@@ -248,14 +316,16 @@ def _attend_rows(
                 state = states + ((row - begin) * group + member) * state_size
                 cursor = _hint(block, hint_head, hints, hint_count, cursor)
                 score(bfloat16, together, state, state_size, words, pitch, keys, scores)
+                if not plain:
+                    _bend(block, head * group + member, together, base + 1 - _length(block, row), scores)
                 for i in range(together):
                     cursor = _hint(block, hint_head, hints, hint_count, cursor)
                     own = state + i * state_size
-                    soften(count, own, own + totals_at, scores + 4 * KEYS * i, decays + VECTOR * i)
+                    soften(unseen, count, own, own + totals_at, scores + 4 * KEYS * i, decays + VECTOR * i)
                 cursor = _hint(block, hint_head, hints, hint_count, cursor)
                 accumulate(
                     bfloat16, together, state + sums_at, state_size, words,
-                    count, slots, v, block[_V_SLOT], scores, decays,
+                    unseen, count, slots, v, block[_V_SLOT], scores, decays,
                 )  # fmt: skip
 
     for row in range(begin, end):
@@ -266,13 +336,23 @@ def _attend_rows(
 
 
 @inlined
+def _bend(block: Any, head: int, together: int, first: int, scores: int) -> None:
+    """Cap the scores of a few heads and tilt them; `first` is the first key's position, seen from the row's."""
+    for i in range(together):
+        if block[_CAP]:
+            cap(scores + 4 * KEYS * i, block[_CAP], block[_STEEPNESS])
+        if block[_SLOPES]:
+            tilt(scores + 4 * KEYS * i, at(block[_SLOPES], head + i), first)
+
+
+@inlined
 def _pitch(block: Any) -> int:
     """Words of a row, rounded up to whole panels."""
     return (block[_WORDS_PER_ROW] + PANEL - 1) // PANEL * PANEL  # type: ignore[no-any-return]
 
 
 @spliced
-def _attend(block: Any, bfloat16: bool) -> None:
+def _attend(block: Any, bfloat16: bool, plain: bool) -> None:
     state_size = 8 * _pitch(block) * (2 if bfloat16 else 1) + 2 * VECTOR
     step = max(1, TILE_STATES // block[_QUERIES_PER_HEAD])
     slots = stack(4 * KEYS)
@@ -301,15 +381,25 @@ def _attend(block: Any, bfloat16: bool) -> None:
                         # A guess, since another thread may claim it first. A wrong hint costs time, never a result.
                         guess = min(block[CLAIMED], block[TASKS] - 1)
                         next_row, next_head = at(block[_TILES], 2 * (guess // shares)), guess % shares * heads
-                _attend_rows(block, bfloat16, begin, end, head, next_row, next_head, memory)
+                _attend_rows(block, bfloat16, plain, begin, end, head, next_row, next_head, memory)
 
 
 def _attend_bfloat16(block: Any) -> None:
-    _attend(block, True)
+    _attend(block, True, True)
 
 
 def _attend_float32(block: Any) -> None:
-    _attend(block, False)
+    _attend(block, False, True)
+
+
+def _weigh_bfloat16(block: Any) -> None:
+    _attend(block, True, False)
+
+
+def _weigh_float32(block: Any) -> None:
+    _attend(block, False, False)
 
 
 _KERNELS = {torch.bfloat16: Kernel(_attend_bfloat16), torch.float32: Kernel(_attend_float32)}
+_WEIGHING_KERNELS = {torch.bfloat16: Kernel(_weigh_bfloat16), torch.float32: Kernel(_weigh_float32)}
+"""Apart, so that most models neither wait for what they do not use nor compile it."""

@@ -256,14 +256,51 @@ def score(
     _by_heads(builder, bfloat16, heads, emit)
 
 
-@operation(_void, _int, _int, _int, _int, _int)
-def soften(builder: Any, count: Any, state: Any, totals: Any, scores: Any, decay: Any) -> None:
-    """One step of the online softmax: scores become weights, `decay` is what earlier sums are worth now."""
+@operation(_void, _int, _int, _int)
+def sink(builder: Any, state: Any, totals: Any, score: Any) -> None:
+    """Let the weights begin with that of a key without a value."""
+    _store(builder, _spread(builder, builder.bitcast(builder.trunc(score, _I32), _F32)), state)
+    _store(builder, ir.Constant(_FLOATS, [1.0] + [0.0] * (LANES - 1)), totals)
+
+
+@operation(_void, _int, _int, _int)
+def cap(builder: Any, scores: Any, limit: Any, steepness: Any) -> None:
+    """Bend 64 scores s to limit * tanh(s / limit); `steepness` is 2 log2(e) / limit."""
+    one = _all(_FLOATS, 1.0)
+    largest, steep = (
+        _spread(builder, builder.bitcast(builder.trunc(number, _I32), _F32)) for number in (limit, steepness)
+    )
+    for chunk in range(KEYS // LANES):
+        words = _load(builder, scores, _WORDS, VECTOR * chunk)
+        sign = builder.and_(words, _all(_WORDS, 0x80000000))
+        size = builder.bitcast(builder.xor(words, sign), _FLOATS)
+        rest = _exp2(builder, builder.fneg(builder.fmul(size, steep)))
+        bent = builder.fmul(largest, builder.fdiv(builder.fsub(one, rest), builder.fadd(one, rest)))
+        _store(builder, builder.or_(builder.bitcast(bent, _WORDS), sign), scores, VECTOR * chunk)
+
+
+@operation(_void, _int, _int, _int)
+def tilt(builder: Any, scores: Any, slope: Any, first: Any) -> None:
+    """Add slope * (first + i) to score i of 64."""
+    steep = _spread(builder, builder.bitcast(builder.trunc(slope, _I32), _F32))
+    for chunk in range(KEYS // LANES):
+        lanes = ir.Constant(_WORDS, list(range(LANES * chunk, LANES * (chunk + 1))))
+        distance = builder.sitofp(builder.add(_spread(builder, builder.trunc(first, _I32)), lanes), _FLOATS)
+        tilted = _fma(builder, steep, distance, _load(builder, scores, _FLOATS, VECTOR * chunk))
+        _store(builder, tilted, scores, VECTOR * chunk)
+
+
+@operation(_void, _int, _int, _int, _int, _int, _int)
+def soften(builder: Any, first: Any, count: Any, state: Any, totals: Any, scores: Any, decay: Any) -> None:
+    """One step of the online softmax: scores [first, count) become weights, the rest of 64 zero; `decay` is what
+    earlier sums are worth now."""
     chunks = range(KEYS // LANES)
     minus_infinity = _all(_FLOATS, -math.inf)
     values = []
     for chunk in chunks:
         exists = _leading(builder, builder.sub(count, _const(LANES * chunk)))
+        before = _leading(builder, builder.sub(first, _const(LANES * chunk)))
+        exists = builder.and_(exists, builder.not_(before))
         values.append(builder.select(exists, _load(builder, scores, _FLOATS, VECTOR * chunk), minus_infinity))
 
     def larger(a: Any, b: Any) -> Any:
@@ -282,12 +319,12 @@ def soften(builder: Any, count: Any, state: Any, totals: Any, scores: Any, decay
         _store(builder, weights[chunk], scores, VECTOR * chunk)
 
 
-@operation(_void, _bool, _int, _int, _int, _int, _int, _int, _int, _int, _int, _int)
+@operation(_void, _bool, _int, _int, _int, _int, _int, _int, _int, _int, _int, _int, _int)
 def accumulate(
     builder: Any, bfloat16: Any, heads: Any, sums: Any, state_size: Any, words: Any,
-    count: Any, slots: Any, source: Any, stride: Any, weights: Any, decays: Any,
+    first: Any, count: Any, slots: Any, source: Any, stride: Any, weights: Any, decays: Any,
 ) -> None:  # fmt: skip
-    """sums <- sums * decay + weights of `count` keys times their values, key after key."""
+    """sums <- sums * decay + weights of the keys [first, count) times their values, key after key."""
 
     def emit(wide: bool, members: range) -> None:
         parts, vectors = range(2 if wide else 1), range(PANEL // LANES)
@@ -295,8 +332,8 @@ def accumulate(
         places = [(member, vector, part) for member in members for vector in vectors for part in parts]
         totals = {place: cgutils.alloca_once(builder, _FLOATS) for place in places}
         with cgutils.for_range(builder, panels) as outer:
-            first = builder.mul(outer.index, _const(PANEL))
-            masks = [_leading(builder, builder.sub(words, builder.add(first, _const(LANES * i)))) for i in vectors]
+            word = builder.mul(outer.index, _const(PANEL))
+            masks = [_leading(builder, builder.sub(words, builder.add(word, _const(LANES * i)))) for i in vectors]
             panel = _address(builder, sums, outer.index, 4 * PANEL * len(parts))
 
             def place_address(place: tuple[int, int, int]) -> tuple[Any, int]:
@@ -307,8 +344,8 @@ def accumulate(
                 address, offset = place_address(place)
                 factor = _load(builder, decays, _FLOATS, VECTOR * place[0])
                 builder.store(builder.fmul(_load(builder, address, _FLOATS, offset), factor), totals[place])
-            column = builder.add(source, builder.mul(first, _const(4)))
-            with cgutils.for_range(builder, count) as loop:
+            column = builder.add(source, builder.mul(word, _const(4)))
+            with cgutils.for_range(builder, count, first) as loop:
                 slot = builder.sext(_load(builder, _address(builder, slots, loop.index, 4), _I32), _I64)
                 row = _address(builder, column, slot, stride)
                 values = [

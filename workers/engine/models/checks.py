@@ -15,15 +15,19 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from workers.engine.errors import InvalidConfig, UnsupportedModel
-from workers.engine.kv_cache import CacheShape
+from workers.engine.kv_cache import CacheShape, LayerShape
 from workers.engine.models.executor import Executor
 from workers.engine.models.hf import IMPLEMENTATION
+from workers.engine.models.shapes import effective_window, longest_window, windows
 from workers.engine.models.trial import Trial
 
 PROBE_TOKENS = 8
+HONOURED = {"sliding_window", "softcap", "s_aux"}
+"""What `hf.weighing_of` makes of a model's extra arguments."""
 HARMLESS = {
     "cache", "cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states",
     "output_router_logits", "position_embeddings", "position_ids", "return_dict", "use_cache",
+    *HONOURED,
 }  # fmt: skip
 HALF_TOLERANCE = 0.1
 INT8_TOLERANCE = 0.5
@@ -55,9 +59,6 @@ def check_config(config: Any, model_class: Any, name: str) -> None:
     unknown = layers - {"full_attention", "attention", "sliding_attention"}
     if unknown:
         _refuse(name, config, f"has layers of kind {', '.join(sorted(unknown))}; only full attention is supported")
-    softcap = getattr(config, "attn_logit_softcapping", None)
-    if softcap is not None:
-        _refuse(name, config, f"caps its attention logits (softcap {softcap})")
     if getattr(config, "kv_lora_rank", None):
         _refuse(name, config, "has multi-head latent attention (MLA)")
 
@@ -67,10 +68,6 @@ def check_length(config: Any, name: str, max_model_len: int) -> None:
 
     Of a model that `check_config` has let in: to advise a shorter context is the last word, not the first of several.
     """
-    window = getattr(config, "sliding_window", None)
-    layers = set(getattr(config, "layer_types", None) or ())
-    if window is not None and window < max_model_len and (not layers or "sliding_attention" in layers):
-        _refuse(name, config, f"has a sliding window of {window} tokens: set max_model_len to {window} or less")
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk is not None and chunk < max_model_len:
         _refuse(name, config, f"attends in chunks of {chunk} tokens: set max_model_len to {chunk} or less")
@@ -129,15 +126,17 @@ class _Recorder:
 
     def __init__(self, name: str, config: Any, max_model_len: int) -> None:
         self._name, self._config, self._max_model_len = name, config, max_model_len
-        self._layers: dict[int, tuple[int, int]] = {}
+        self._layers: dict[int, LayerShape] = {}
+        self._windows: dict[int, int | None] = {}
 
     def layer(
         self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, extra: dict[str, Any]
     ) -> torch.Tensor:
-        self._check(module, k, v, extra)
+        self._check(module, q, k, v, extra)
         if q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
             self._refuse(f"has queries of shape {tuple(q.shape[1:])} on keys of shape {tuple(k.shape[1:])}")
-        self._layers[module.layer_idx] = (int(k.shape[1]), int(k.shape[2]))
+        self._layers[module.layer_idx] = LayerShape(int(k.shape[1]), int(k.shape[2]))
+        self._windows[module.layer_idx] = effective_window(extra.get("sliding_window"), self._max_model_len)
         query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
         return out[0].transpose(0, 1).contiguous()
@@ -146,19 +145,18 @@ class _Recorder:
         count = self._config.num_hidden_layers
         if sorted(self._layers) != list(range(count)):
             self._refuse(f"has attention in layers {sorted(self._layers)} of {count}: other layers keep another state")
-        if len(set(self._layers.values())) != 1:
-            self._refuse("has layers with different numbers or sizes of key heads")
-        heads, width = self._layers[0]
-        return CacheShape(count, heads, width, dtype, device, self._config.hidden_size)
+        for layer, window in enumerate(windows(self._config, self._max_model_len)):
+            if window is not None and self._windows[layer] is None:
+                kept = f"keeps a sliding window of {window} tokens from its attention function"
+                self._refuse(f"{kept}: set max_model_len to {window} or less")
+        layers = tuple(self._layers[layer] for layer in range(count))
+        window = longest_window([self._windows[layer] for layer in range(count)])
+        return CacheShape(layers, dtype, device, self._config.hidden_size, window)
 
-    def _check(self, module: Any, k: torch.Tensor, v: torch.Tensor, extra: dict[str, Any]) -> None:
-        window = extra.pop("sliding_window", None)
-        if window is not None and window < self._max_model_len:
-            self._refuse(f"has a sliding window of {window} tokens: set max_model_len to {window} or less")
-        if extra.pop("softcap", None) is not None:
-            self._refuse("caps its attention logits")
-        if extra.pop("s_aux", None) is not None:
-            self._refuse("has attention sinks")
+    def _check(self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extra: dict[str, Any]) -> None:
+        sinks = extra.get("s_aux")
+        if sinks is not None and sinks.shape != (q.shape[1],):
+            self._refuse(f"has attention sinks of shape {tuple(sinks.shape)} for {q.shape[1]} heads")
         if not getattr(module, "is_causal", True) or extra.get("is_causal") is False:
             self._refuse("attends to later tokens")
         if k.shape != v.shape:

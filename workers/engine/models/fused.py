@@ -16,11 +16,13 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 
 from workers.engine.attention.backend import AttentionBackend, write_hidden
 from workers.engine.batch import Batch
+from workers.engine.kernels.attention import Weighing
 from workers.engine.kernels.elementwise import Rotation, add_norm, rotate_and_cache, silu_mul
 from workers.engine.kv_cache import FINAL, CacheShape, KVCache
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.linear import pack
 from workers.engine.models.quantised import AnyLinear, quantise
+from workers.engine.models.shapes import windows
 from workers.engine.models.skipping import NOTHING, SkipSet
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -69,7 +71,9 @@ class FusedExecutor:
         self.max_model_len = max_model_len
         self.attention = attention
         cos, sin = _rotation_table(model, max_model_len)
-        self._rotation = Rotation(config.num_attention_heads, shape.num_kv_heads, shape.head_dim, cos, sin)
+        layer = shape.layers[0]
+        self._rotation = Rotation(config.num_attention_heads, layer.num_kv_heads, layer.head_dim, cos, sin)
+        self._weighings = [Weighing(window) for window in windows(config, max_model_len)]
         self._scale = float(model.model.layers[0].self_attn.scaling)
         self._eps = float(config.rms_norm_eps)
         self._intermediate = int(config.intermediate_size)
@@ -129,7 +133,7 @@ class FusedExecutor:
                     qkv, batch.positions, batch.slots, rotation, layer.head_norms, self._eps,
                     cache.keys[index], cache.values[index],
                 )  # fmt: skip
-                attended = plan.attend(qkv.view(heads)[:, : rotation.heads], index, self._scale)
+                attended = plan.attend(qkv.view(heads)[:, : rotation.heads], index, self._scale, self._weighings[index])
                 delta = layer.out(attended.view(count, -1))
             if index not in skip.mlp:
                 add_norm(hidden, delta, layer.mlp_norm, self._eps, normed)

@@ -14,12 +14,14 @@ from transformers import AttentionInterface
 
 from workers.engine.attention.backend import AttentionBackend, AttentionPlan, write_hidden, write_rows
 from workers.engine.batch import Batch
+from workers.engine.kernels.attention import Weighing
 from workers.engine.kv_cache import CacheShape, KVCache
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.experts import pack_experts
 from workers.engine.models.linear import pack_modules
 from workers.engine.models.quantised import quantise_modules
 from workers.engine.models.rowwise import make_rowwise
+from workers.engine.models.shapes import effective_window
 from workers.engine.models.trial import Trial
 
 FIRST_TOKENS = 4
@@ -64,12 +66,19 @@ class CachedStep:
     batch: Batch
     cache: KVCache
     plan: AttentionPlan
+    max_model_len: int
 
     def layer(
         self, module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, extra: dict[str, Any]
     ) -> torch.Tensor:
         write_rows(k, v, module.layer_idx, self.batch, self.cache)
-        return self.plan.attend(q, module.layer_idx, scale)
+        return self.plan.attend(q, module.layer_idx, scale, weighing_of(extra, self.max_model_len))
+
+
+def weighing_of(extra: dict[str, Any], max_model_len: int) -> Weighing:
+    """What transformers hands to an attention function beyond a plain softmax."""
+    window = effective_window(extra.get("sliding_window"), max_model_len)
+    return Weighing(window, softcap=extra.get("softcap"), sinks=extra.get("s_aux"))
 
 
 class HuggingFaceExecutor:
@@ -95,7 +104,7 @@ class HuggingFaceExecutor:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
-        step = CachedStep(batch, cache, self.attention.prepare(batch, cache))
+        step = CachedStep(batch, cache, self.attention.prepare(batch, cache), self.max_model_len)
         out = self._model(
             input_ids=batch.input_ids[None],
             position_ids=batch.positions[None],

@@ -13,7 +13,7 @@ from workers.engine.attention.backend import resolve_attention
 from workers.engine.batch import Batch
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig
-from workers.engine.kv_cache import CacheShape, KVCache
+from workers.engine.kv_cache import KVCache
 from workers.engine.models.checks import check_config, check_length, context_limit
 from workers.engine.models.completeness import check_tensors
 from workers.engine.models.executor import ModelOutput
@@ -21,6 +21,7 @@ from workers.engine.models.fused import covers
 from workers.engine.models.gguf_copy import converted
 from workers.engine.models.quantised import check_quantisable
 from workers.engine.models.reading import eos_token_ids, model_class, read_config, read_tokenizer
+from workers.engine.models.shapes import cache_shape
 from workers.engine.models.skipping import SkipSet
 from workers.engine.models.sources import Source, quiet
 from workers.engine.tokenizer import HuggingFaceTokenizer, TextTokenizer
@@ -107,16 +108,7 @@ class UnloadedExecutor:
     weight_bytes = 0
 
     def __init__(self, skeleton: Any, device: torch.device, max_model_len: int) -> None:
-        config = skeleton.config
-        heads = int(config.num_attention_heads)
-        self.cache_shape = CacheShape(
-            config.num_hidden_layers,
-            int(getattr(config, "num_key_value_heads", None) or heads),
-            int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-            skeleton.dtype,
-            device,
-            config.hidden_size,
-        )
+        self.cache_shape = cache_shape(skeleton.config, max_model_len, skeleton.dtype, device)
         self.vocab_size = int(skeleton.get_output_embeddings().weight.shape[0])
         self.max_model_len = max_model_len
 

@@ -78,7 +78,7 @@ class ScriptedExecutor:
             raise InvalidConfig(f"scripted model: vocab must be at least 257, got {script.vocab}")
         self.script = script
         # float64 holds the 52-bit hashes exactly.
-        self.cache_shape = CacheShape(
+        self.cache_shape = CacheShape.uniform(
             max(1, script.layers), 1, max(1, script.order), torch.float64, torch.device("cpu"), HIDDEN
         )
         self.vocab_size = script.vocab

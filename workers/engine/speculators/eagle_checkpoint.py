@@ -58,7 +58,7 @@ class EagleConfig:
 
     def cache_shape(self, dtype: torch.dtype, device: torch.device) -> CacheShape:
         layer = self.layer
-        return CacheShape(self.num_layers, layer.num_key_value_heads, head_dim(layer), dtype, device)
+        return CacheShape.uniform(self.num_layers, layer.num_key_value_heads, head_dim(layer), dtype, device)
 
 
 def head_dim(layer: Any) -> int:

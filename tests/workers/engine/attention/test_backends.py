@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from workers.engine.attention.backend import load_attention, resolve_attention
 from workers.engine.batch import Batch, Feed
 from workers.engine.errors import UnsupportedModel
+from workers.engine.kernels.attention import Weighing
 from workers.engine.kv_cache import CacheShape, KVCache
 from workers.engine.request import Request
 from workers.engine.sequence import Sequence
@@ -41,7 +44,7 @@ def mixed_batch(cache: KVCache) -> Batch:
 
 
 def filled_cache(dtype: torch.dtype, heads: int, width: int) -> KVCache:
-    cache = KVCache(CacheShape(2, heads, width, dtype, CPU), 40, 16, prefix_reuse=False)
+    cache = KVCache(CacheShape.uniform(2, heads, width, dtype, CPU), 40, 16, prefix_reuse=False)
     torch.manual_seed(0)
     for pool in (*cache.keys, *cache.values):
         pool.copy_(torch.randn(pool.shape))
@@ -68,6 +71,65 @@ def test_backend_gives_what_the_reference_gives(
     expected = load_attention("reference").prepare(batch, cache).attend(q, 1, 0.3)
     plan = load_attention(backend).prepare(batch, cache)
     torch.testing.assert_close(plan.attend(q, 1, 0.3), expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+WEIGHINGS = {
+    "window": Weighing(window=19),
+    "window of a block": Weighing(window=64),
+    "window of one": Weighing(window=1),
+    "window, softcap": Weighing(window=70, softcap=1.5),
+    "sinks": Weighing(sinks=torch.linspace(-3, 4, 9)),
+    "window, sinks": Weighing(window=33, sinks=torch.linspace(-3, 4, 9)),
+    "slopes": Weighing(slopes=torch.logspace(-2, 0, 9)),
+    "everything": Weighing(30, 2.0, torch.logspace(-2, 0, 9), torch.linspace(-3, 4, 9)),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHINGS)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [("sdpa", torch.float64), ("sdpa", torch.bfloat16), ("numba", torch.float32), ("numba", torch.bfloat16)],
+)
+def test_backend_weighs_as_the_reference_does(backend: str, dtype: torch.dtype, name: str) -> None:
+    """Blocks behind every row's window may be anybody's: what stands in the scratch block is never part of a sum."""
+    cache, weighing = filled_cache(dtype, 3, 24), WEIGHINGS[name]
+    batch = mixed_batch(cache)
+    q = torch.randn(len(batch.input_ids), 9, 24).to(dtype)
+    expected = load_attention("reference").prepare(batch, cache).attend(q, 1, 0.3, weighing)
+    if weighing.window is not None:
+        behind = np.array([5, 0, 90, 17, 12]) + 1 - weighing.window
+        for table, count in zip(batch.rows.block_tables, behind // cache.block_size, strict=True):
+            table[: max(0, count)] = 0
+        for pool in (*cache.keys, *cache.values):
+            pool[: cache.block_size] = torch.nan if backend == "numba" else 1e9
+    got = load_attention(backend).prepare(batch, cache).attend(q, 1, 0.3, weighing)
+    torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_reference_weighs_by_the_definition() -> None:
+    cache = filled_cache(torch.float64, 3, 8)
+    seq = open_sequence(cache, 0, 21)
+    batch = Batch.pack([Feed(seq, 10, 21, TREE)], cache)
+    q, weighing = torch.randn(17, 9, 8, dtype=torch.float64), WEIGHINGS["everything"]
+    out = load_attention("reference").prepare(batch, cache).attend(q, 0, 0.3, weighing)
+    assert weighing.window
+    assert weighing.softcap
+    assert weighing.slopes is not None
+    assert weighing.sinks is not None
+    places = [list(range(position + 1)) for position in range(10, 21)]
+    places += [[*range(21), *(21 + ancestor for ancestor in TREE.path(node))] for node in range(len(TREE))]
+    for row, places_of_row in enumerate(places):
+        slots = [cache.slot(seq, place) for place in places_of_row]
+        for head in range(9):
+            weights, total, own = {}, float(weighing.sinks[head].double().exp()), len(slots) - 1
+            for position in range(max(0, own - weighing.window + 1), own + 1):
+                score = 0.3 * float(q[row, head] @ cache.keys[0][slots[position], head // 3])
+                score = weighing.softcap * math.tanh(score / weighing.softcap)
+                score -= float(weighing.slopes[head].double()) * (own - position)
+                weights[position] = math.exp(score)
+                total += weights[position]
+            value = sum(weight / total * cache.values[0][slots[at], head // 3] for at, weight in weights.items())
+            torch.testing.assert_close(out[row, head], value, rtol=0, atol=1e-12)
 
 
 def test_reference_attends_to_the_path_of_a_node_and_nothing_else() -> None:

@@ -13,10 +13,16 @@ import pytest
 import torch
 
 from workers.engine.kernels import parallel
-from workers.engine.kernels.attention import AttentionRows, paged_attention
+from workers.engine.kernels.attention import PLAIN, AttentionRows, Weighing, paged_attention
 
 DTYPES = [torch.bfloat16, torch.float32]
 BLOCK_SIZE = 16
+SLOPES, SINKS = torch.logspace(-2, 0, 9), torch.linspace(-2, 3, 9)
+WEIGHINGS = [
+    pytest.param(PLAIN, id="plain"),
+    pytest.param(Weighing(window=100), id="window"),
+    pytest.param(Weighing(window=37, softcap=2.0, slopes=SLOPES, sinks=SINKS), id="everything"),
+]
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,9 @@ def make_rows(
     )
 
 
-def attend(pool: Pool, q: torch.Tensor, rows: AttentionRows) -> torch.Tensor:
+def attend(pool: Pool, q: torch.Tensor, rows: AttentionRows, weighing: Weighing = PLAIN) -> torch.Tensor:
     out = torch.full_like(q, torch.nan)
-    paged_attention(q, pool.k, pool.v, rows, q.shape[-1] ** -0.5, out)
+    paged_attention(q, pool.k, pool.v, rows, q.shape[-1] ** -0.5, out, weighing)
     return out
 
 
@@ -124,40 +130,44 @@ def test_rounds_to_nearest_even() -> None:
     assert torch.equal(attend(pool, q, make_rows(pool, [0], [2]))[0], mean.bfloat16())
 
 
+@pytest.mark.parametrize("weighing", WEIGHINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_do_not_feel_each_other(dtype: torch.dtype) -> None:
+def test_rows_do_not_feel_each_other(dtype: torch.dtype, weighing: Weighing) -> None:
     lengths = [200, 64, 65, 1, 130, 127, 128, 129]
     pool = make_pool(dtype, lengths)
     sequence = [i for i in range(len(lengths)) for _ in range(3)]
     prefix_lens = [max(1, lengths[i] - j) for i in range(len(lengths)) for j in (2, 1, 0)]
     q = queries(dtype, len(sequence))
-    together = attend(pool, q, make_rows(pool, sequence, prefix_lens))
+    together = attend(pool, q, make_rows(pool, sequence, prefix_lens), weighing)
     for row in range(len(sequence)):
-        alone = attend(pool, q[row : row + 1], make_rows(pool, [sequence[row]], [prefix_lens[row]]))
+        alone = attend(pool, q[row : row + 1], make_rows(pool, [sequence[row]], [prefix_lens[row]]), weighing)
         assert torch.equal(alone[0], together[row])
     order = torch.randperm(len(sequence), generator=torch.Generator().manual_seed(5)).tolist()
     shuffled = make_rows(pool, [sequence[i] for i in order], [prefix_lens[i] for i in order])
-    assert torch.equal(attend(pool, q[order], shuffled), together[order])
+    assert torch.equal(attend(pool, q[order], shuffled, weighing), together[order])
 
 
+@pytest.mark.parametrize("weighing", WEIGHINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_prefill_in_chunks_equals_prefill_at_once(dtype: torch.dtype) -> None:
+def test_prefill_in_chunks_equals_prefill_at_once(dtype: torch.dtype, weighing: Weighing) -> None:
     length = 150
     pool = make_pool(dtype, [length])
     q = queries(dtype, length)
-    whole = attend(pool, q, make_rows(pool, [0] * length, range(1, length + 1)))
-    expected = reference(pool, q, [pool.slots(0, t + 1) for t in range(length)])
-    torch.testing.assert_close(whole.double(), expected, rtol=2**-8, atol=1e-5)
+    whole = attend(pool, q, make_rows(pool, [0] * length, range(1, length + 1)), weighing)
+    if weighing.is_plain:
+        expected = reference(pool, q, [pool.slots(0, t + 1) for t in range(length)])
+        torch.testing.assert_close(whole.double(), expected, rtol=2**-8, atol=1e-5)
     for size in (1, 7, 64):
         for start in range(0, length, size):
             part = range(start, min(start + size, length))
             rows = make_rows(pool, [0] * len(part), [t + 1 for t in part])
-            assert torch.equal(attend(pool, q[part.start : part.stop], rows), whole[part.start : part.stop])
+            assert torch.equal(attend(pool, q[part.start : part.stop], rows, weighing), whole[part.start : part.stop])
 
 
+@pytest.mark.parametrize("weighing", WEIGHINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("prefix", [0, 1, 15, 40, 60, 63, 64, 100])
-def test_tree_equals_its_paths(dtype: torch.dtype, prefix: int) -> None:
+def test_tree_equals_its_paths(dtype: torch.dtype, prefix: int, weighing: Weighing) -> None:
     """A node that finds its ancestors through its tail has the bits of the same path at canonical slots."""
     parents = [-1, 0, 0, 1, 1, 2, 3, 6, 7, 8, 9, 10, 5]
     pool = make_pool(dtype, [prefix + len(parents), 8])
@@ -168,7 +178,7 @@ def test_tree_equals_its_paths(dtype: torch.dtype, prefix: int) -> None:
         paths.append([*(paths[parent] if parent >= 0 else []), node])
     tails = [[node_slots[i] for i in path] for path in paths]
     q = queries(dtype, len(parents))
-    tree = attend(pool, q, make_rows(pool, [0] * len(parents), [prefix] * len(parents), tails))
+    tree = attend(pool, q, make_rows(pool, [0] * len(parents), [prefix] * len(parents), tails), weighing)
     mixed = [1, 3, 0, 2]  # rows with and without tails share a tile; node 0 may also sit in the table
     for node, path in enumerate(paths):
         canonical = pool.slots(0, prefix + len(path))
@@ -176,17 +186,16 @@ def test_tree_equals_its_paths(dtype: torch.dtype, prefix: int) -> None:
         for slot, ancestor in zip(canonical[prefix:], path, strict=True):
             k[slot], v[slot] = pool.k[node_slots[ancestor]], pool.v[node_slots[ancestor]]
         committed = Pool(k, v, pool.tables, pool.block_size)
-        chain = attend(committed, q[node : node + 1], make_rows(pool, [0], [prefix + len(path)]))
+        chain = attend(committed, q[node : node + 1], make_rows(pool, [0], [prefix + len(path)]), weighing)
         assert torch.equal(chain[0], tree[node]), node
         table_rows = [prefix + len(path), prefix, prefix + 1, prefix]
         rows = make_rows(pool, [0] * 4, table_rows, [[], tails[node], tails[node][1:], tails[0]])
-        repeated = attend(committed, q[[node, node, node, 0]], rows)
+        repeated = attend(committed, q[[node, node, node, 0]], rows, weighing)
         for row in (0, 1, 2):
             assert torch.equal(repeated[row], tree[node]), (node, row)
         assert torch.equal(repeated[3], tree[0])
-    assert torch.equal(
-        attend(pool, q[mixed], make_rows(pool, [0] * 4, [prefix] * 4, [tails[i] for i in mixed])), tree[mixed]
-    )
+    rows = make_rows(pool, [0] * 4, [prefix] * 4, [tails[i] for i in mixed])
+    assert torch.equal(attend(pool, q[mixed], rows, weighing), tree[mixed])
 
 
 def test_sequences_may_share_blocks() -> None:
@@ -227,6 +236,15 @@ def test_extreme_scores() -> None:
     torch.testing.assert_close(
         out.double(), reference(pool, q, [pool.slots(0, 130)]), rtol=1e-2, atol=1e-2, equal_nan=False
     )
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_large_scores_meet_the_cap(sign: int) -> None:
+    """Capped scores of equal size weigh the same, whatever the sums they come from."""
+    pool = make_pool(torch.float32, [70], 1)
+    pool.k[:] = sign * pool.k.abs()
+    out = attend(pool, torch.full((1, 1, 64), 1e3), make_rows(pool, [0], [70]), Weighing(softcap=5.0))
+    torch.testing.assert_close(out[0, 0], pool.v[pool.slots(0, 70), 0].mean(0), rtol=0, atol=1e-6)
 
 
 def test_reads_strided_tensors() -> None:
@@ -303,6 +321,8 @@ def test_refuses_what_it_cannot_read() -> None:
         attend(pool, q.transpose(1, 2).contiguous().transpose(1, 2), rows)
     with pytest.raises(ValueError, match="even width"):
         attend(make_pool(torch.bfloat16, [20], width=5), q[..., :5].contiguous(), rows)
+    with pytest.raises(ValueError, match="need 9 numbers"):
+        attend(pool, q, rows, Weighing(sinks=torch.zeros(3)))
     with pytest.raises(ValueError, match="longer than its block table"):
         make_rows(pool, [0], [33])
     with pytest.raises(TypeError, match="int32"):

@@ -20,6 +20,29 @@ from workers.engine.tree import DraftTree
 ACCEPTED = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "GPTNeoX", "Phi", "Phi3", "GPT2", "OPT", "Mixtral", "Olmo2"]
 FUSED = {"Llama", "Mistral", "Qwen2", "Qwen3"}
 LIMIT = 200
+WEIGHED: list[tuple[str, dict[str, Any]]] = [
+    ("Mistral", {"sliding_window": 17}),
+    ("Mixtral", {"sliding_window": 17}),
+    ("Qwen2", {"sliding_window": 17, "use_sliding_window": True, "max_window_layers": 1}),
+    ("Qwen3", {"sliding_window": 17, "use_sliding_window": True, "max_window_layers": 1}),
+    ("Phi3", {"sliding_window": 17}),
+    ("Starcoder2", {"sliding_window": 17}),
+    ("Ministral", {"sliding_window": 17}),
+    ("Cohere2", {"sliding_window": 17}),
+    ("Olmo3", {"sliding_window": 17}),
+    ("Exaone4", {"sliding_window": 17}),
+    ("Gemma2", {"sliding_window": 17, "attn_logit_softcapping": 3.0}),
+    ("VaultGemma", {"sliding_window": 17, "attn_logit_softcapping": 3.0}),
+    ("Gemma3Text", {}),
+    ("Gemma3nText", {}),
+    ("Gemma4Text", {}),
+    ("GptOss", {}),
+    ("GraniteSWA", {"sliding_window": 17}),
+    ("ModernBertDecoder", {}),
+    ("Afmoe", {"sliding_window": 17}),
+    ("Cwm", {"sliding_window": 17}),
+    ("SmolLM3", {"sliding_window": 17, "use_sliding_window": True}),
+]
 
 
 def load(config: Any, attention: str = "numba", dtype: torch.dtype = torch.float32) -> tuple[Executor, Any]:
@@ -71,9 +94,6 @@ def test_float64_models_run_on_the_reference_backend() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("Mistral", {"sliding_window": 64}, "sliding window of 64 tokens: set max_model_len to 64 or less"),
-        ("Gemma3Text", {}, "sliding window of 16"),
-        ("Gemma2", {"sliding_window": 4096}, "softcap 50.0"),
         ("Lfm2", {}, "layers of kind conv"),
         ("DeepseekV3", {}, "MLA"),
         ("Bloom", {}, "AttentionInterface"),
@@ -107,16 +127,37 @@ def test_a_window_beyond_the_context_limit_does_no_harm() -> None:
     close(Trial(executor).chain(tokens), plain(model, tokens))
 
 
-def test_attention_sinks_show_in_the_probe() -> None:
-    config = config_of("GptOss", sliding_window=4096)
-    check_config(config, type(build(config)), "tiny")
-    with pytest.raises(UnsupportedModel, match="has attention sinks"):
+@pytest.mark.parametrize(("name", "changes"), WEIGHED, ids=[name for name, _ in WEIGHED])
+def test_windows_softcaps_and_sinks_are_honoured(name: str, changes: dict[str, Any]) -> None:
+    """In chunks, in a tree and alone, on every backend, far beyond the window."""
+    config = config_of(name, **changes)
+    executor, model = load(config)
+    tokens, root = prompt(90, 1), prompt(41, 3)
+    expected = plain(model, tokens)
+    for attention in ("reference", "sdpa"):
+        close(Trial(build_executor(build(config), attention, "tiny", LIMIT)).chain(tokens), expected)
+    trial = Trial(executor)
+    a, b = trial.open(tokens), trial.open(root, room=8)
+    tree = DraftTree.from_paths([(5, 6, 7), (5, 8), (9, 6, 10)])
+    trial.run([Feed(a, 0, 20, logits=False)])
+    trial.cache.commit(a, 20)
+    trial.run([Feed(a, 20, 60, logits=False), Feed(b, 0, 40, logits=False)])
+    trial.cache.commit(a, 60)
+    trial.cache.commit(b, 40)
+    got_a, got_b = trial.run([Feed(a, 60, 90), Feed(b, 40, 41, tree)])
+    close(got_a[-1], expected[-1])
+    for node in range(len(tree)):
+        path = [tree.tokens[ancestor] for ancestor in tree.path(node)]
+        close(got_b[1 + node], plain(model, root + path)[-1])
+    trial.cache.check()
+
+
+def test_a_window_that_only_the_mask_knows_is_refused_beyond_it() -> None:
+    config = config_of("Phimoe", sliding_window=64)
+    check_all(config)
+    with pytest.raises(UnsupportedModel, match="keeps a sliding window of 64 tokens from its attention function: set"):
         probe(build(config), "tiny", LIMIT)
-
-
-def test_a_softcap_shows_in_the_probe() -> None:
-    with pytest.raises(UnsupportedModel, match="caps its attention logits"):
-        probe(build(config_of("Gemma2", sliding_window=4096)), "tiny", LIMIT)
+    assert probe(build(config), "tiny", 64).shape.window is None
 
 
 def test_context_limit_is_the_models_or_the_shorter_one_asked_for() -> None:

@@ -27,6 +27,8 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("Qwen2", {"hidden_size": 40, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 50}),
     ("Qwen3", {"num_key_value_heads": 6}),
     ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    ("Mistral", {"sliding_window": 11}),
+    ("Qwen3", {"sliding_window": 11, "use_sliding_window": True, "max_window_layers": 1}),
 ]
 
 

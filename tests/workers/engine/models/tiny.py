@@ -131,6 +131,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Olmo3": GROUPED,
     "Exaone4": GROUPED,
     "Gemma2": {**GROUPED, "head_dim": 8},
+    "VaultGemma": {**GROUPED, "head_dim": 8},
+    "Gemma3nText": {
+        **GROUPED, "head_dim": 8, "sliding_window": 16, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8, "laurel_rank": 4, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    },
+    "Gemma4Text": {
+        **GROUPED, "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "sliding_window": 16,
+        "num_hidden_layers": 6, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8, "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+    "GraniteSWA": {**GROUPED, "head_dim": 8},
+    "Ministral": {**GROUPED, "head_dim": 8},
+    "ModernBertDecoder": {**COMMON, "local_attention": 32, "cls_token_id": 1, "sep_token_id": 2},
+    "Afmoe": {**GROUPED, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "Cwm": {
+        **GROUPED, "head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
+    "SmolLM3": GROUPED,
+    "Phimoe": {**GROUPED, "num_local_experts": 4},
     "Gemma3Text": {**GROUPED, "head_dim": 8, "sliding_window": 16},
     "GptOss": {**GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
     "DeepseekV3": {

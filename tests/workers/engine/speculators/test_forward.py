@@ -36,7 +36,7 @@ from workers.engine.speculators.medusa_heads import MedusaHeads
 from workers.engine.speculators.precision import Precision
 from workers.engine.tree import DraftTree
 
-FEATURES = CacheShape(6, 2, 8, torch.float32, torch.device("cpu"), HIDDEN)
+FEATURES = CacheShape.uniform(6, 2, 8, torch.float32, torch.device("cpu"), HIDDEN)
 NORMS = {
     f"fc_norm.{i}.weight": 1 + 0.2 * torch.randn(HIDDEN, generator=torch.Generator().manual_seed(i)) for i in range(3)
 }
@@ -209,7 +209,7 @@ def test_a_narrow_draft_for_a_wide_target(tmp_path: Path, target: Any) -> None:
 
 
 def test_the_default_layers_are_early_middle_and_late(tmp_path: Path) -> None:
-    shape = CacheShape(12, 2, 8, torch.float32, torch.device("cpu"), HIDDEN)
+    shape = CacheShape.uniform(12, 2, 8, torch.float32, torch.device("cpu"), HIDDEN)
     config, _ = open_eagle(write_eagle(tmp_path / "3", safeailab3(), eagle3_tensors()), shape, VOCAB)
     assert config.feature_layers == (2, 6, 9)
     config, _ = open_eagle(write_eagle(tmp_path / "1", LAYER, eagle1_tensors()), shape, VOCAB)
