@@ -11,18 +11,44 @@ from typing import NoReturn
 import anyio
 
 from runner.errors import ExitCode
-from runner.stores import open_store, store_url
+from runner.stores import store_when_up
 from runner.tables import note
+from scheduler.errors import BrokerRefused, BrokerUnavailable
 from storage.redaction import redact_logs
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+SCHEDULER_PATIENCE = 5.0
+"""Seconds that one call of the scheduler waits for a store that is down, so that a signal is heard; its loops see to it
+that a store may be away for longer."""
+
+
 def run_worker(store: str, broker: str, concurrency: int, *, allow_remote_code: bool) -> NoReturn:
-    """Serve until SIGTERM or SIGINT, and end the process with the exit code. Raises what keeps it from starting."""
+    """Serve until SIGTERM or SIGINT, and end the process with the exit code. Raises what no waiting mends."""
+    from workers.app import STORE_PATIENCE
     from workers.app import run_worker as serve
 
-    _leave(serve(broker, store_url(store), concurrency, allow_remote_code=allow_remote_code))
+    require_broker(broker)
+    with store_when_up(store, patience=STORE_PATIENCE) as opened:
+        code = serve(broker, opened, concurrency, allow_remote_code=allow_remote_code) if opened is not None else 0
+    _leave(code)
+
+
+def require_broker(broker: str) -> None:
+    """Raise `BrokerRefused` for a user, password or host that is wrong, `UnsupportedBroker` for another scheme. A
+    broker that is down is no reason: who serves waits for it."""
+    from scheduler.publisher import CeleryPublisher
+
+    publisher = CeleryPublisher(broker)
+    try:
+        publisher.waiting()
+    except BrokerRefused:
+        raise
+    except BrokerUnavailable as error:
+        note(f"{error}; waiting for it")
+    finally:
+        publisher.close()
 
 
 def _leave(code: int) -> NoReturn:
@@ -50,8 +76,10 @@ def run_scheduler(store: str, broker: str) -> int:
             await group.start(scheduler.serve)
             note("scheduler: serving; Ctrl-C stops it, jobs and leases stay in the store")
 
-    with open_store(store) as opened:
-        anyio.run(serve, Scheduler(opened, broker))
+    require_broker(broker)
+    with store_when_up(store, patience=SCHEDULER_PATIENCE) as opened:
+        if opened is not None:
+            anyio.run(serve, Scheduler(opened, broker))
     return ExitCode.OK
 
 

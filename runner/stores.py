@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage.errors import StoreUnavailable
+from storage.retry import patiently
 from storage.store import Store
 
 
@@ -19,6 +23,36 @@ def open_store(value: str) -> Iterator[Store]:
     """The store, closed at the end of the block. Raises `storage.errors.StorageError` when it cannot be used."""
     with Store.open(store_url(value)) as store:
         yield store
+
+
+@contextmanager
+def store_when_up(value: str, *, patience: float) -> Iterator[Store | None]:
+    """`open_store` for a service: while the database is down, starting up or full it waits, as one that runs would;
+    None when SIGTERM or SIGINT ends the wait. What no waiting mends is raised at once, as by `open_store`."""
+    stop = threading.Event()
+    with _set_on_signal(stop):
+        try:
+            store = patiently(lambda: Store.open(store_url(value), patience=patience), stop.is_set)
+        except StoreUnavailable:
+            if not stop.is_set():
+                raise
+            store = None
+    if store is None:
+        yield None
+        return
+    with store:
+        yield store
+
+
+@contextmanager
+def _set_on_signal(stop: threading.Event) -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -62,6 +62,10 @@ class BrokerUnavailable(SchedulerError):
     """The broker did not take or answer a request. Nothing is lost: SQL knows what has to be sent again."""
 
 
+class BrokerRefused(BrokerUnavailable):
+    """The broker does not take this user or password, or there is no such host: a slip in its URL, most likely."""
+
+
 def shortened(lines: Sequence[str]) -> list[str]:
     """At most `MAX_SHOWN` lines, and how many more there are."""
     if len(lines) <= MAX_SHOWN:

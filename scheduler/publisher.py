@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import redis
+from amqp.exceptions import AccessRefused, NotAllowed
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from scheduler.errors import BrokerUnavailable
+from scheduler.errors import BrokerRefused, BrokerUnavailable
 from storage.records import ChunkMessage
 from storage.redaction import redacted
 from storage.wire import NETWORK_TIMEOUT_SECONDS, REDIS_SCHEMES, TASK_NAME, broker_settings
@@ -85,8 +88,18 @@ class CeleryPublisher:
             yield self._producer
         except (OperationalError, OSError, *connection.connection_errors, *connection.channel_errors) as error:
             self.close()
-            message = f"broker {self._url}: {type(error).__name__}: {error}"
-            raise BrokerUnavailable(redacted(message, self._url)) from error
+            kind = BrokerRefused if _is_refused(error) and len(connection.alt) <= 1 else BrokerUnavailable
+            raise kind(redacted(f"broker {self._url}: {type(error).__name__}: {error}", self._url)) from error
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether a user, a password, a virtual host or the name of the server is what the broker fails for."""
+    if error is None:
+        return False
+    if isinstance(error, socket.gaierror):
+        return error.errno != socket.EAI_AGAIN
+    for_good = isinstance(error, AccessRefused | NotAllowed | redis.AuthenticationError)
+    return for_good or _is_refused(error.__cause__ or error.__context__)
 
 
 def _timeouts(broker_url: str) -> dict[str, float]:

@@ -12,10 +12,9 @@ from storage.store import Store
 log = logging.getLogger(__name__)
 
 
-def reap(store: Store) -> Reaped:
-    """Reap what has expired, of all jobs, and say in the log what became of it."""
-    store.expire_dead_workers()
-    reaped = store.reap()
+def reap(store: Store, job_id: str | None = None) -> Reaped:
+    """Reap what has expired, of one job or of all, and say in the log what became of it."""
+    reaped = store.reap(job_id=job_id)
     for chunk in reaped.released:
         log.warning(
             "chunk %d of job %s: its lease ran out (%d so far); it goes out again",
@@ -27,8 +26,8 @@ def reap(store: Store) -> Reaped:
         log.warning("chunk %d of job %s loses its workers: its rows run one at a time", chunk.id, chunk.job_id)
     for row in reaped.poisoned:
         log.error("row %d of job %s killed its worker again and again: recorded as an error", row.row_index, row.job_id)
-    for job_id in reaped.failed:
-        log.error("job %s was ended: its workers die before they have a row in their hands", job_id)
+    for failed in reaped.failed:
+        log.error("job %s was ended: its workers die before they have a row in their hands", failed)
     return reaped
 
 

@@ -9,24 +9,20 @@ from typing import NoReturn, TypeVar
 
 from anyio import TASK_STATUS_IGNORED, CancelScope, create_task_group, sleep, to_thread
 from anyio.abc import TaskStatus
-from sqlalchemy.exc import InterfaceError, OperationalError
 
-from scheduler.backoff import Backoff
 from scheduler.dispatch import Dispatcher
-from scheduler.errors import BrokerUnavailable
 from scheduler.finishing import finish_if_done
 from scheduler.publisher import CeleryPublisher, Publisher
 from scheduler.recovery import reap
-from storage.errors import StoreUnavailable
+from scheduler.troubles import OUT_OF_REACH, Troubles
 from storage.records import Job
+from storage.retry import Backoff, complain
 from storage.store import Store
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OUT_OF_REACH = (BrokerUnavailable, StoreUnavailable, OperationalError, InterfaceError)
-"""What comes of a broker or database that is down or restarting."""
 BUSY_SHARE = 0.1
 """Part of the usual pause after a round that published something: a fast worker empties the window quickly."""
 
@@ -36,7 +32,8 @@ class Scheduler:
 
     Any number of schedulers may run on one store: every statement that changes a chunk is conditional, and a chunk that
     two of them publish is still claimed once. A broker or database that goes away only delays: the scheduler waits and
-    tries again.
+    tries again. So does an error that nobody foresaw: it is logged, with the job that it came from where it came from
+    one, and the other jobs and loops go on meanwhile.
 
     `window`: chunks that wait on the broker for a worker, over all jobs; a finished worker finds the next one there.
     `poll_seconds`: pause between looks at the store. `lost_seconds`: a chunk whose message has been neither waiting nor
@@ -59,9 +56,10 @@ class Scheduler:
         self._window = window
         self._poll_seconds = poll_seconds
         self._lost_seconds = lost_seconds
+        self._finishing, self._reaping = Troubles(), Troubles()
 
     async def run(self, job_id: str, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> Job:
-        """Serve one job until it is terminal; returns it."""
+        """Serve one job until it is terminal; returns it. Raises what keeps it from being looked at."""
         return await self._serve(job_id, partial(self._until_terminal, job_id), task_status)
 
     async def serve(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
@@ -87,10 +85,19 @@ class Scheduler:
                 await to_thread.run_sync(self._publisher.close)
 
     async def _repeat(self, action: Callable[[], bool]) -> NoReturn:
-        """Run a blocking action again and again, sooner when it says that it had something to do."""
+        """Run a blocking action again and again, sooner when it says that it had something to do, later when it fails
+        in a way that nobody foresaw."""
+        backoff = Backoff()
         while True:
-            busy = await self._patiently(action)
-            await sleep(self._poll_seconds * (BUSY_SHARE if busy else 1))
+            try:
+                busy = await self._patiently(action)
+            except Exception:
+                wait = backoff.next()
+                log.exception("an error that nobody foresaw; this loop goes on in %.1f s", wait)
+                await sleep(wait)
+            else:
+                backoff = Backoff()
+                await sleep(self._poll_seconds * (BUSY_SHARE if busy else 1))
 
     async def _until_terminal(self, job_id: str) -> Job:
         while not (job := await self._patiently(partial(self._finish, job_id))).state.terminal:
@@ -104,9 +111,8 @@ class Scheduler:
             try:
                 return await to_thread.run_sync(action)
             except OUT_OF_REACH as error:
-                wait = backoff.next()
-                log.warning("%s; trying again in %.1f s", error, wait)
-                await sleep(wait)
+                complain(log, f"{error}; trying again")
+                await sleep(backoff.next())
 
     def _finish(self, job_id: str) -> Job:
         job = self._store.get_job(job_id)
@@ -114,13 +120,18 @@ class Scheduler:
 
     def _finish_all(self) -> bool:
         for job in self._store.unfinished_jobs():
-            finished = finish_if_done(self._store, job)
-            if finished.state.terminal:
-                log.info("job %s is %s", finished.name, finished.state)
+            self._finishing.apart(job.id, partial(self._finish_one, job))
         return False
 
+    def _finish_one(self, job: Job) -> None:
+        finished = finish_if_done(self._store, job)
+        if finished.state.terminal:
+            log.info("job %s is %s", finished.name, finished.state)
+
     def _reap(self) -> bool:
-        reap(self._store)
+        self._store.expire_dead_workers()
+        for job_id in self._store.jobs_with_expired_leases():
+            self._reaping.apart(job_id, partial(reap, self._store, job_id))
         return False
 
 

@@ -6,20 +6,22 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError
 
 from storage.encoding import dumps
-from storage.errors import InvalidStore, StoreUnavailable
+from storage.errors import InvalidStore, StorageError, StoreFailed, StoreFull, StoreUnavailable
+from storage.outages import DRIVER_ERRORS, Cause, cause_of, is_read_only, original
 from storage.redaction import redacted
+from storage.retry import Backoff, complain
+from storage.sessions import LIMITS, connect_arguments
 from storage.tables import UtcTime
 
 log = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BUSY_SECONDS = 60.0
-"""How long a SQLite connection waits for the one writer before it gives up."""
+"""How long a SQLite connection waits for the one writer before it gives up, at most."""
 
 OLDEST_SQLITE = (3, 38)
 """The first with the JSON operators that the views use."""
@@ -36,9 +38,6 @@ OLDEST_SQLITE = (3, 38)
 ENCODE = "a password with one of / : @ ? # needs it percent-encoded, as in p%40ss"
 BAD_PORT = f"the port is not a number from 1 to 65535; {ENCODE}"
 BAD_HOST = f"there is an @ in the host; {ENCODE}"
-
-_POSTGRES_TRANSIENT = {"40001", "40P01", "57P01", "57P02", "57P03", "53300"}
-"""Serialisation failure, deadlock, shutdown, crash, starting up, too many connections."""
 
 
 def parse_url(url: str) -> URL:
@@ -80,14 +79,15 @@ class Database:
     """Runs functions inside transactions, and again when a transaction failed for a passing reason.
 
     A function given to `read` or `write` takes the connection first and may be called more than once: after a lost
-    connection, a deadlock or a busy database it is retried until `patience` seconds are over. Nothing of a failed
-    transaction stays. When patience is over they raise `StoreUnavailable`.
+    connection, a deadlock, a read-only phase or a busy database it is retried until `patience` seconds are over.
+    Nothing of a failed transaction stays. When patience is over they raise `StoreUnavailable`; at once, they raise
+    `StoreFull` where no space is left and `StoreFailed` for what no waiting mends. No error of a driver comes out.
     """
 
     def __init__(self, url: str, *, patience: float) -> None:
         self.url = parse_url(url)
         self.patience = patience
-        self.engine = _create_engine(self.url)
+        self.engine = _create_engine(self.url, patience)
         self._writing = self.engine.execution_options(nightdraft_write=True)
         # SQLite lets waiting writers poll, and does not queue them; the threads of this process can queue.
         self._turn: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
@@ -95,6 +95,12 @@ class Database:
     @property
     def is_sqlite(self) -> bool:
         return self.engine.dialect.name == "sqlite"
+
+    @property
+    def folder(self) -> Path | None:
+        """Where an SQLite file lies. (A URI hides its file.)"""
+        name = str(self.url.database)
+        return Path(name).absolute().parent if self.is_sqlite and not name.startswith("file:") else None
 
     @property
     def has_no_file(self) -> bool:
@@ -131,22 +137,49 @@ class Database:
         **kwargs: P.kwargs,
     ) -> T:
         give_up = time.monotonic() + patience
-        delay = 0.05
+        backoff = Backoff(first=0.05, longest=2.0)
         turn = self._turn if engine is self._writing else nullcontext()
         while True:
+            wait = backoff.next()
             try:
-                with turn, engine.begin() as connection:
+                with turn, engine.begin() as connection, _left_when_read_only(connection):
                     return work(connection, *args, **kwargs)
-            except (DBAPIError, psycopg.Error, sqlite3.Error) as error:
-                if not _is_transient(error):
-                    raise
-                if time.monotonic() + delay > give_up:
-                    message = f"the store {shown(self.url)} does not answer: {_cause(error)}"
-                    raise StoreUnavailable(without_secrets(message, self.url)) from error
-                cause = without_secrets(str(_cause(error)), self.url)
-                log.warning("the store is not answering, trying again in %.2f s: %s", delay, cause)
-            time.sleep(delay)
-            delay = min(2 * delay, 2.0)
+            except DRIVER_ERRORS as error:
+                cause = cause_of(error, self.folder)
+                if cause in (Cause.FULL, Cause.FINAL) or time.monotonic() + wait > give_up:
+                    raise self._named(error, cause, opening=not patience) from error
+                if is_read_only(error):
+                    # Every session of that time stays so; the next ones may reach a server that is not.
+                    self.engine.dispose()
+                complain(log, f"the store {shown(self.url)} does not answer, trying again: {self._text_of(error)}")
+            time.sleep(wait)
+
+    def _text_of(self, error: BaseException) -> str:
+        return without_secrets(str(original(error)).strip(), self.url)
+
+    def _named(self, error: BaseException, cause: Cause, *, opening: bool) -> StorageError:
+        """What comes out instead of a driver's error. A host or password that is not accepted is whoever opens the
+        store's mistake; to one that had it open, it is an outage: of name service, or of whoever changes passwords."""
+        name, text = shown(self.url), self._text_of(error)
+        if cause is Cause.FULL:
+            place = "on the database server" if self.folder is None else f"on the disk that holds {self.folder}"
+            return StoreFull(f"no space is left for the store {name} ({text}): free some {place}; no record is lost")
+        if cause is Cause.FINAL:
+            return StoreFailed(f"the store {name} refuses: {text}")
+        if opening and cause is not Cause.PASSING:
+            return InvalidStore(f"cannot open the store {name}: {text}")
+        return StoreUnavailable(f"the store {name} does not answer: {text}")
+
+
+@contextmanager
+def _left_when_read_only(connection: sa.Connection) -> Iterator[None]:
+    """Do not put a session that turns out to be read-only back into the pool."""
+    try:
+        yield
+    except DRIVER_ERRORS as error:
+        if is_read_only(error):
+            connection.invalidate(error)
+        raise
 
 
 def clock(connection: sa.Connection) -> Any:
@@ -163,32 +196,16 @@ def later(connection: sa.Connection, seconds: float) -> Any:
     return sa.func.now() + sa.func.make_interval(0, 0, 0, 0, 0, 0, seconds)
 
 
-def _cause(error: Exception) -> object:
-    return error.orig if isinstance(error, DBAPIError) else error
-
-
-def _is_transient(error: Exception) -> bool:
-    if isinstance(error, DBAPIError):
-        if error.connection_invalidated:
-            return True
-        return isinstance(error.orig, Exception) and _is_transient(error.orig)
-    if isinstance(error, psycopg.Error):
-        lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-        return lost or error.sqlstate in _POSTGRES_TRANSIENT
-    if isinstance(error, sqlite3.OperationalError):
-        return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    return False
-
-
-def is_unusable_file(error: DBAPIError) -> bool:
-    """Whether SQLite says that the file is no database, or cannot be opened or created."""
-    code = getattr(error.orig, "sqlite_errorcode", 0)
-    return code & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN)
-
-
-def _create_engine(url: URL) -> sa.Engine:
+def _create_engine(url: URL, patience: float) -> sa.Engine:
     if url.drivername.startswith("postgresql"):
-        return sa.create_engine(url, pool_pre_ping=True, pool_size=8, max_overflow=24, json_serializer=dumps)
+        return sa.create_engine(
+            url,
+            connect_args=connect_arguments(url, LIMITS),
+            pool_pre_ping=True,
+            pool_size=8,
+            max_overflow=24,
+            json_serializer=dumps,
+        )
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnavailable(
             f"this Python comes with SQLite {sqlite3.sqlite_version}, which is older than"
@@ -197,9 +214,8 @@ def _create_engine(url: URL) -> sa.Engine:
     parent = Path(str(url.database)).parent
     if not parent.is_dir():
         raise InvalidStore(f"the directory {parent} of the store {shown(url)} does not exist; create it")
-    engine = sa.create_engine(
-        url, connect_args={"timeout": BUSY_SECONDS}, pool_size=8, max_overflow=24, json_serializer=dumps
-    )
+    busy = max(1.0, min(patience, BUSY_SECONDS))
+    engine = sa.create_engine(url, connect_args={"timeout": busy}, pool_size=8, max_overflow=24, json_serializer=dumps)
     sa.event.listen(engine, "connect", _prepare_sqlite)
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -222,7 +238,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if not _is_transient(error) or time.monotonic() > give_up:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise
             time.sleep(0.02)
 

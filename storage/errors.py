@@ -11,8 +11,16 @@ class StoreUnavailable(StorageError):
     """The database cannot be reached, or this machine cannot use it."""
 
 
+class StoreFull(StoreUnavailable):
+    """No space is left where the database lives. Nothing is lost; it goes on once somebody has made room."""
+
+
+class StoreFailed(StorageError):
+    """The database refuses a statement, and would again: no permission, a damaged file, a table that is missing."""
+
+
 class InvalidStore(StorageError):
-    """The store's URL is wrong, or the file that it names is no database."""
+    """The store's URL is wrong (host, database, user, password, options), or the file that it names is no database."""
 
 
 class NoStore(InvalidStore):

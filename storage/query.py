@@ -13,6 +13,7 @@ import psycopg
 from storage.database import BUSY_SECONDS
 from storage.errors import InvalidQuery
 from storage.redaction import redacted
+from storage.sessions import QUERY_LIMITS, connect_arguments
 from storage.store import Store
 
 Rows = tuple[list[str], Iterator[tuple[Any, ...]]]
@@ -43,9 +44,13 @@ def _sqlite_rows(store: Store, sql: str) -> Iterator[Any]:
 
 
 def _postgres_rows(store: Store, sql: str) -> Iterator[Any]:
-    url = store.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    url = store.database.url.set(drivername="postgresql")
+    arguments: dict[str, Any] = dict(connect_arguments(url, QUERY_LIMITS))
     try:
-        with psycopg.connect(url) as connection, connection.cursor() as cursor:
+        with (
+            psycopg.connect(url.render_as_string(hide_password=False), **arguments) as connection,
+            connection.cursor() as cursor,
+        ):
             connection.execute("SET TRANSACTION READ ONLY")
             # stream() sends one statement only: no second one can end the read-only transaction.
             rows: Iterator[Any] = cursor.stream(cast(Any, sql))
@@ -71,4 +76,7 @@ def _message(error: Exception) -> str:
     text = str(error).strip()
     if "readonly database" in text or "read-only transaction" in text:
         return f"only queries can be run here, nothing that changes the store ({text})"
+    if "statement timeout" in text:
+        limit = QUERY_LIMITS["statement_timeout"]
+        return f"{text}: a query has {limit}; options=-cstatement_timeout%3D3h in the store URL gives it more"
     return text

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from storage import views
 from storage.errors import SchemaOutdated
+from storage.sessions import allow_migration
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def is_empty(connection: sa.Connection) -> bool:
 def upgrade(connection: sa.Connection) -> None:
     """Run the missing migrations and make the views anew, inside the caller's write transaction."""
     if connection.dialect.name == "postgresql":
+        allow_migration(connection)
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
     revision = current_revision(connection)
     if revision == HEAD:

@@ -1,31 +1,39 @@
 """The store: every statement that the other packages may make, on SQLite or PostgreSQL, safe to call from threads.
 
 Synchronous: async code calls it through `anyio.to_thread.run_sync`. Every method is one short transaction. After a lost
-connection, a deadlock or a busy database a method tries again until `patience` seconds are over, and then raises
-`StoreUnavailable`.
+connection, a deadlock, a read-only phase or a busy database a method tries again until `patience` seconds are over, and
+then raises `StoreUnavailable`; `StoreFull` and `StoreFailed` come at once. Errors of the drivers stay inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from sqlalchemy.exc import DBAPIError
-
-from storage import chunks, jobs, lifecycle, progress, reading, reaping, results, scheduling, schema, telemetry
+from storage import (
+    chunks,
+    jobs,
+    lifecycle,
+    progress,
+    reading,
+    reaping,
+    results,
+    scheduling,
+    schema,
+    sessions,
+    telemetry,
+)
 from storage.chunks import Heartbeat
-from storage.database import Database, is_unusable_file, shown, without_secrets
-from storage.errors import InvalidStore, NoStore, StoreUnavailable
+from storage.database import Database, shown
+from storage.errors import NoStore
 from storage.processes import ProcessIdentity, has_ended, this_process
 from storage.reading import ErrorGroup
 from storage.reaping import Reaped
 from storage.records import Chunk, ChunkState, InputFile, Job, JobProgress, JobState, Result, RowInHand
 from storage.scheduling import DoneCounts
 from storage.telemetry import Activity, EngineSample, WorkerInfo
-
-T = TypeVar("T")
 
 DEFAULT_URL = "sqlite:///nightdraft.db"
 READ_PAGE = 500
@@ -50,14 +58,14 @@ class Store:
         """
         store = cls(url, patience=patience)
         try:
-            if store.database.has_no_file or store._at_once(store.database.read_once, schema.is_empty):
+            if store.database.has_no_file or store.database.read_once(schema.is_empty):
                 if not create:
                     raise NoStore(
                         f"there is no store {store.url} yet: `nightdraft run` and `nightdraft submit` make it,"
                         " --store or NIGHTDRAFT_STORE names another"
                     )
-                store._at_once(store.database.write_once, schema.upgrade_if_empty)
-            store._at_once(store.database.read_once, schema.require_head, store.url)
+                store.database.write_once(schema.upgrade_if_empty)
+            store.database.read_once(schema.require_head, store.url)
         except BaseException:
             store.dispose()
             raise
@@ -65,7 +73,7 @@ class Store:
 
     def upgrade(self) -> None:
         """Bring the schema to the revision of this version."""
-        self._at_once(self.database.write_once, schema.upgrade)
+        self.database.write_once(schema.upgrade)
 
     def dispose(self) -> None:
         """Close every connection."""
@@ -78,14 +86,6 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.dispose()
-
-    def _at_once(self, run: Callable[..., T], *args: Any) -> T:
-        try:
-            return run(*args)
-        except DBAPIError as error:
-            kind = InvalidStore if is_unusable_file(error) else StoreUnavailable
-            message = f"cannot open the store {self.url}: {error.orig}"
-            raise kind(without_secrets(message, self.database.url)) from error
 
     # Jobs
 
@@ -220,6 +220,10 @@ class Store:
         """Mark a chunk done; False when the lease is lost. Raises `ChunkIncomplete` when a record is missing."""
         return self.database.write(chunks.finish, chunk_id, epoch)
 
+    def jobs_with_expired_leases(self) -> list[str]:
+        """Ids of the jobs of which `reap` would find something."""
+        return list(self.database.read(reaping.expired, None))
+
     def reap(self, now: datetime | None = None, max_attempts: int = 3, job_id: str | None = None) -> Reaped:
         """Take the chunks (of one job, or of all) whose lease ended before `now` (None: the store's clock).
 
@@ -228,7 +232,10 @@ class Store:
         with the error "worker_crashed" recorded. See `storage.reaping`.
         """
         reaped = Reaped()
-        for job, ids in self.database.read(reaping.expired, now, job_id).items():
+        expired = self.database.read(reaping.expired, now, job_id)
+        if expired and not self.database.is_sqlite:
+            self.database.read(sessions.end_frozen)
+        for job, ids in expired.items():
             part = self.database.write(reaping.reap_job, job, ids, now, max_attempts)
             reaped.released += part.released
             reaped.suspected += part.suspected

@@ -30,7 +30,7 @@ DEFAULT_CONCURRENCY = 3
 
 STORE_PATIENCE = 5.0
 """Seconds that one call waits for a store that is down: less than `STOP_SECONDS`, so that a signal is heard in time.
-Between such calls the chunks see to it themselves that a store may be away for longer (`workers.patience`)."""
+Between such calls the chunks see to it themselves that a store may be away for longer (`storage.retry`)."""
 
 STOP_SECONDS = 8.0
 """After SIGTERM a worker that is not through by then ends at once; leases and messages come back by themselves."""
@@ -59,7 +59,7 @@ def create_app(broker_url: str, overrides: Mapping[str, Any] | None = None) -> C
 
 def run_worker(
     broker_url: str,
-    store_url: str,
+    store: Store,
     concurrency: int = DEFAULT_CONCURRENCY,
     *,
     allow_remote_code: bool = False,
@@ -67,17 +67,17 @@ def run_worker(
     factory: EngineFactory = real_engine,
     overrides: Mapping[str, Any] | None = None,
 ) -> int:
-    """Process chunks until SIGTERM or SIGINT; returns the exit code.
+    """Process chunks of a store (opened with `STORE_PATIENCE`) until SIGTERM or SIGINT; returns the exit code.
 
     On a signal it takes no more chunks, records what finished, releases its leases and returns within `STOP_SECONDS`;
-    past that it ends the process. Call it from the main thread. Raises what `Store.open` raises.
+    past that it ends the process. Call it from the main thread.
 
     allow_remote_code: jobs that ask for it may run code that comes with their model; otherwise they fail here.
     """
     app = create_app(broker_url, overrides)
     if not allow_remote_code:
         factory = without_remote_code(factory)
-    with Store.open(store_url, patience=STORE_PATIENCE) as store, Worker(store, factory=factory) as worker:
+    with Worker(store, factory=factory) as worker:
         register(app, worker)
         drain = _Drain(worker)
         worker_shutting_down.connect(drain)

@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from storage.errors import LeaseLost
+from storage.errors import LeaseLost, StoreUnavailable
 from storage.reaping import under_suspicion
 from storage.records import Chunk, Job, RowInHand
+from storage.retry import patiently
 from storage.store import Store
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.errors import EngineFailed, GaveUp, InvalidSpec, LoadFailed, UnreadableInput
 from workers.generation import Generation
 from workers.hosts import EngineHosts
 from workers.lease import LeaseKeeper
-from workers.patience import STORE_OUT_OF_REACH, patiently
 from workers.pulse import record_what_runs
 from workers.results import ResultWriter
 from workers.rows import Row, read_chunk
@@ -153,7 +153,7 @@ class _Run:
             return self._job_failed("unreadable_input", f"worker {self._work.worker_id}: {error}")
         except LeaseLost:
             return ChunkOutcome(ChunkStatus.LOST)
-        except STORE_OUT_OF_REACH as error:
+        except StoreUnavailable as error:
             return ChunkOutcome(ChunkStatus.LOST, error=f"the store was out of reach: {error}")
 
     def _generate(self) -> None:
@@ -197,7 +197,7 @@ class _Run:
         try:
             self._writer.flush()
             patiently(lambda: self._store.release(self._chunk.id, self._chunk.epoch), lambda: self._lease.lost)
-        except (LeaseLost, *STORE_OUT_OF_REACH) as error:
+        except (LeaseLost, StoreUnavailable) as error:
             return ChunkOutcome(ChunkStatus.LOST, error=str(error))
         return self._ended(status)
 
@@ -208,7 +208,7 @@ class _Run:
             return replace(self._released(ChunkStatus.FAILED), error=message)
         try:
             self._writer.flush()
-        except (LeaseLost, *STORE_OUT_OF_REACH) as error:
+        except (LeaseLost, StoreUnavailable) as error:
             return ChunkOutcome(ChunkStatus.LOST, error=str(error))
         return self._ended(ChunkStatus.FAILED, message)
 

@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 
+from storage.errors import StoreUnavailable
 from storage.records import Chunk
 from storage.store import Store
-from workers.patience import STORE_OUT_OF_REACH
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class LeaseKeeper:
         """One heartbeat; False when the store could not be reached."""
         try:
             beat = self._store.heartbeat(self._chunk.id, self._chunk.epoch, self._lease_seconds)
-        except STORE_OUT_OF_REACH as error:
+        except StoreUnavailable as error:
             logger.warning("chunk %d: heartbeat failed, trying again: %s", self._chunk.id, error)
             return False
         if not beat.alive:

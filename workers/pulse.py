@@ -8,6 +8,7 @@ import threading
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from storage.errors import StoreUnavailable
 from storage.processes import this_process
 from storage.store import Store
 from storage.telemetry import EngineSample
@@ -15,7 +16,6 @@ from workers.engine.errors import EngineStopped
 from workers.errors import EngineFailed
 from workers.host import EngineHost
 from workers.hosts import EngineHosts
-from workers.patience import STORE_OUT_OF_REACH
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Pulse:
         self._thread.join()
         try:
             self._store.worker_gone(self._worker_id)
-        except STORE_OUT_OF_REACH as error:
+        except StoreUnavailable as error:
             logger.warning("worker %s could not sign off: %s", self._worker_id, error)
 
     def _run(self) -> None:
@@ -64,7 +64,7 @@ class Pulse:
                 self._store.expire_dead_workers()
                 if (host := self._hosts.running) is not None:
                     read_engine(self._store, self._worker_id, host)
-            except STORE_OUT_OF_REACH as error:
+            except StoreUnavailable as error:
                 logger.warning("worker %s could not report: %s", self._worker_id, error)
             if self._done.wait(self._seconds):
                 return
@@ -73,7 +73,7 @@ class Pulse:
         """The last reading of an engine: what it did since the one before would be nowhere otherwise."""
         try:
             read_engine(self._store, self._worker_id, host)
-        except STORE_OUT_OF_REACH as error:
+        except StoreUnavailable as error:
             logger.warning("worker %s could not record its engine's last counts: %s", self._worker_id, error)
 
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from storage.records import Acceptance, Chunk, Result, RowStatus
+from storage.retry import patiently
 from storage.store import Store
 from workers.engine.request import Completion, FinishReason
 from workers.engine.sampling_params import SamplingParams
-from workers.patience import patiently
 from workers.prepare import RejectedRow
 from workers.rows import Row
 

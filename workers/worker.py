@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from storage.errors import UnknownJob
 from storage.records import Chunk, ChunkMessage, Job
+from storage.retry import patiently
 from storage.store import Store
 from workers.chunk import ChunkOutcome, ChunkStatus, fail_job, is_suspect, process_chunk
 from workers.company import Company
 from workers.errors import LOAD_FAILED, GaveUp
 from workers.host import EngineFactory, real_engine
 from workers.hosts import EngineHosts
-from workers.patience import patiently
 from workers.pulse import Pulse
 
 logger = logging.getLogger(__name__)

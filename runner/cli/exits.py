@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from runner.errors import ExitCode, RunnerError
-from scheduler.errors import BrokerUnavailable, SchedulerError
-from storage.errors import ChunkIncomplete, InvalidPlan, LeaseLost, StorageError, StoreUnavailable
+from scheduler.errors import BrokerRefused, BrokerUnavailable, SchedulerError
+from storage.errors import ChunkIncomplete, InvalidPlan, LeaseLost, StorageError, StoreFailed, StoreUnavailable
 from storage.wire import UnsupportedBroker
 from workers.engine.errors import EngineError, InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.errors import EngineFailed, InvalidSpec, LoadFailed, UnreadableInput
@@ -17,14 +17,23 @@ _USAGE = (
     LoadFailed,
     UnreadableInput,
 )
-_FAILED = (BrokerUnavailable, StoreUnavailable, LeaseLost, ChunkIncomplete, InvalidPlan, EngineError, EngineFailed)
+_FAILED = (
+    BrokerUnavailable,
+    StoreUnavailable,
+    StoreFailed,
+    LeaseLost,
+    ChunkIncomplete,
+    InvalidPlan,
+    EngineError,
+    EngineFailed,
+)
 
 
 def exit_code(error: BaseException) -> ExitCode | None:
     """Exit code of an error that a package raises on purpose; None for one that nobody expected."""
     if isinstance(error, RunnerError):
         return error.exit_code
-    if isinstance(error, (InvalidConfig, ModelNotFound, UnsupportedModel)):
+    if isinstance(error, (InvalidConfig, ModelNotFound, UnsupportedModel, BrokerRefused)):
         return ExitCode.USAGE
     if isinstance(error, _FAILED):
         return ExitCode.FAILED

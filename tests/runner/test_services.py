@@ -107,3 +107,23 @@ def test_doctor_finds_the_broker_and_misses_the_workers(cli: Cli, redis_url: str
     checks = {check["check"]: check for check in cli.json("doctor", "--broker", redis_url)}
     assert checks["broker"]["level"] == "ok"
     assert checks["workers"]["level"] == "warning"
+
+
+@pytest.mark.parametrize("service", ["worker", "scheduler"])
+@pytest.mark.parametrize(
+    ("store", "broker", "text"),
+    [
+        ("postgresql://u@nohost.invalid/db", "{redis}", "cannot open the store postgresql.*failed to resolve host"),
+        ("{store}", "redis://nohost.invalid/0", "broker redis://nohost.invalid/0: .*Name or service not known"),
+        ("{store}", "redis://nobody:wrong@{redis_server}", "broker redis://nobody:.*@.*: AuthenticationError"),
+        ("{store}", "amqp://guest:wrong@127.0.0.1:5672//", "broker amqp://guest:.*@.*: AccessRefused"),
+    ],
+)
+def test_a_service_whose_urls_are_wrong_ends_at_once(
+    cli: Cli, redis_url: str, rabbitmq_url: str, service: str, store: str, broker: str, text: str
+) -> None:
+    names = {"store": cli.store, "redis": redis_url, "redis_server": redis_url.removeprefix("redis://")}
+    result = cli(service, "--store", store.format(**names), "--broker", broker.format(**names), code=2)
+    assert re.search(text, result.stderr), result.stderr
+    assert "wrong" not in result.stderr
+    assert "Traceback" not in result.stderr

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from scheduler import lifecycle
 from scheduler.service import Scheduler
+from storage.errors import StoreUnavailable
 from storage.reaping import under_suspicion
 from storage.records import ChunkMessage, Job, JobState, Result, RowInHand, RowStatus
 from storage.store import Store
@@ -114,7 +114,7 @@ async def test_a_database_that_is_away_only_delays(
     job = new_job(store, tmp_path)
 
     def away(*arguments: object) -> None:
-        raise OperationalError("SELECT", {}, Exception("the database system is starting up"))
+        raise StoreUnavailable("the database system is starting up")
 
     async with anyio.create_task_group() as group:
         with monkeypatch.context() as patch:
@@ -221,15 +221,44 @@ async def test_a_hopeless_job_is_stopped(
     assert store.progress(job.id).num_errors < 4000
 
 
-async def test_an_unexpected_error_ends_the_scheduler_with_that_error(
-    store: Store, broker: MemoryPublisher, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+async def test_an_unexpected_error_is_logged_with_its_job_and_the_others_go_on(
+    store: Store,
+    broker: MemoryPublisher,
+    scheduler: Scheduler,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def broken(*arguments: object) -> None:
-        raise RuntimeError("a bug")
+    bad, good = (new_job(store, tmp_path, name=name) for name in ("bad", "good"))
+    dead = [store.claim_next("dead", 0.0, job.id) for job in (bad, good)]
+    broken = {"is_settled", "reap", "pending_chunks"}
 
-    monkeypatch.setattr(store, "pending_chunks", broken)
-    with pytest.raises(RuntimeError, match="a bug"):
-        await scheduler.serve()
+    def break_for_the_bad_job(name: str) -> None:
+        real = getattr(store, name)
+
+        def call(*arguments: object, **named: object) -> object:
+            if name in broken and (bad.id in (*arguments, *named.values()) or name == "pending_chunks"):
+                raise RuntimeError(f"a bug in {name}")
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(store, name, call)
+
+    for name in tuple(broken):
+        break_for_the_bad_job(name)
+    async with anyio.create_task_group() as group:
+        await group.start(scheduler.serve)
+        await until(lambda: "a bug in pending_chunks" in caplog.text)
+        broken.remove("pending_chunks")
+        group.start_soon(work, store, broker)
+        await until(lambda: store.get_job(good.id).state is JobState.COMPLETED)
+        told = [record.getMessage() for record in caplog.records if record.exc_info]
+        assert sum(bad.id in text for text in told) >= 2, told
+        assert not any(good.id in text for text in told)
+        assert len(told) < 20, "with growing pauses"
+        broken.clear()
+        await until(lambda: store.get_job(bad.id).state is JobState.COMPLETED)
+        group.cancel_scope.cancel()
+    assert all(dead)
     assert broker.closed
 
 

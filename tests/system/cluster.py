@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -39,7 +40,7 @@ RUNNING = (ChunkState.RUNNING,)
 class WorkerProcess:
     """A worker in a process of its own; its output goes to a file."""
 
-    def __init__(self, broker_url: str, store_url: str, log: Path, concurrency: int) -> None:
+    def __init__(self, broker_url: str, store_url: str, log: Path, concurrency: int, freeze: str | None) -> None:
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -49,6 +50,7 @@ class WorkerProcess:
                     broker_url,
                     store_url,
                     str(concurrency),
+                    *([freeze] if freeze else []),
                 ],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -59,6 +61,11 @@ class WorkerProcess:
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    @property
+    def stopped(self) -> bool:
+        """By SIGSTOP."""
+        return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -95,10 +102,10 @@ class Cluster:
             for worker in self.workers:
                 print(f"--- {worker.log.name}\n{worker.output()[-8000:]}")
 
-    def start_worker(self, concurrency: int = 2) -> WorkerProcess:
-        worker = WorkerProcess(
-            self.broker_url, self.store_url, self.folder / f"worker-{len(self.workers)}.log", concurrency
-        )
+    def start_worker(self, concurrency: int = 2, *, freeze: str | None = None) -> WorkerProcess:
+        """`freeze`: the transaction inside which it stops, as `worker_process` says."""
+        log = self.folder / f"worker-{len(self.workers)}.log"
+        worker = WorkerProcess(self.broker_url, self.store_url, log, concurrency, freeze)
         self.workers.append(worker)
         return worker
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
 
 from scheduler.publisher import CeleryPublisher
 from storage.records import ChunkMessage, JobState
-from tests.system.cluster import Cluster, WorkerProcess, wait_until
+from tests.system.cluster import Cluster, wait_until
 from tests.system.conftest import BrokerServer
 
 pytestmark = pytest.mark.service
@@ -73,12 +73,12 @@ def test_every_message_delivered_three_times(
 def test_a_zombie_that_wakes_up_past_its_lease_writes_nothing(
     make_cluster: MakeCluster, redis_server: BrokerServer, postgres_url: str
 ) -> None:
-    with make_cluster(redis_server.url, postgres_url) as cluster:
+    with make_cluster(redis_server.url, impatient(postgres_url)) as cluster:
         job = cluster.submit(PROMPTS, target=SLOW)
         zombie, healthy = cluster.start_worker(), cluster.start_worker()
         with cluster.scheduling(job):
             wait_until(lambda: cluster.holds_chunk(zombie) and cluster.holds_chunk(healthy), "both workers are busy")
-            stop_outside_a_transaction(zombie, postgres_url)
+            zombie.send(signal.SIGSTOP)
             assert cluster.wait_finished(job).state is JobState.COMPLETED
             before = {(r.row_index, r.sample): r for r in cluster.store.iter_results(job.id)}
             zombie.send(signal.SIGCONT)
@@ -90,19 +90,35 @@ def test_a_zombie_that_wakes_up_past_its_lease_writes_nothing(
         assert cluster.export(job) == cluster.undisturbed(job)
 
 
-def stop_outside_a_transaction(worker: WorkerProcess, postgres_url: str) -> None:
-    """SIGSTOP; a process that is stopped while it holds locks in the database would hold them for the whole test."""
-    open_transactions = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
-    )
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        for _ in range(20):
-            worker.send(signal.SIGSTOP)
-            counts = [connection.execute(open_transactions).fetchone() for _ in range(20)]
-            if (0,) in counts:
-                return
-            worker.send(signal.SIGCONT)
-    raise AssertionError("the worker was in a transaction each time")
+@pytest.mark.parametrize("place", ["claim", "heartbeat", "copy"])
+def test_a_worker_that_freezes_inside_a_transaction_holds_nobody_up(
+    make_cluster: MakeCluster, redis_server: BrokerServer, postgres_url: str, place: str
+) -> None:
+    """Its session ends by itself, and the locks that all the others wait for with it."""
+    with make_cluster(redis_server.url, impatient(postgres_url)) as cluster:
+        job = cluster.submit(PROMPTS[:16], target="light:300")
+        other = cluster.submit(PROMPTS[:8], target="light:1", name="other")
+        frozen = cluster.start_worker(freeze=place)
+        with cluster.scheduling(job):
+            wait_until(lambda: frozen.stopped, "the worker freezes")
+            started = time.monotonic()
+            cluster.start_worker()
+            cluster.store.cancel_job(other.id)
+            assert cluster.wait_finished(other).state is JobState.CANCELLED
+            assert cluster.wait_finished(job).state is JobState.COMPLETED
+            assert time.monotonic() - started < 30
+            before = list(cluster.store.iter_results(job.id))
+            frozen.send(signal.SIGCONT)
+            more = cluster.submit(PROMPTS[:8], target="light:1", name="more")
+            assert cluster.wait_finished(more).state is JobState.COMPLETED
+            assert list(cluster.store.iter_results(job.id)) == before
+        assert frozen.alive
+        assert cluster.export(job) == cluster.undisturbed(job)
+
+
+def impatient(postgres_url: str) -> str:
+    """The store's URL with limits as short as the leases of these tests."""
+    return f"{postgres_url}%20-cidle_in_transaction_session_timeout%3D1s%20-clock_timeout%3D500ms"
 
 
 def test_sigterm_exits_in_time_and_loses_nothing(

@@ -1,12 +1,47 @@
-"""`nightdraft worker` with an engine that starts at once: `worker_process.py BROKER STORE CONCURRENCY`."""
+"""`nightdraft worker` with an engine that starts at once: `worker_process.py BROKER STORE CONCURRENCY [FREEZE]`.
+
+FREEZE stops the process (SIGSTOP) the first time that it is inside that transaction: "claim" and "heartbeat" between
+their last statement and the commit, "copy" while PostgreSQL waits for the next row of a COPY.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Callable
+from typing import Any
 
+import psycopg
+
+from runner.stores import store_when_up
+from storage import chunks
 from tests.system.light_engine import engine_for
-from workers.app import run_worker
+from workers.app import STORE_PATIENCE, run_worker
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "claim": (chunks, "claim"),
+    "heartbeat": (chunks, "heartbeat"),
+    "copy": (psycopg.Copy, "write_row"),
+}
+
+
+def freeze_inside(place: str) -> None:
+    owner, name = PLACES[place]
+    real: Callable[..., Any] = getattr(owner, name)
+
+    def then_stop(*arguments: Any) -> Any:
+        result = real(*arguments)
+        setattr(owner, name, real)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return result
+
+    setattr(owner, name, then_stop)
+
 
 if __name__ == "__main__":
-    broker, store, concurrency = sys.argv[1:]
-    sys.exit(run_worker(broker, store, int(concurrency), factory=engine_for))
+    broker, store, concurrency, *place = sys.argv[1:]
+    for each in place:
+        freeze_inside(each)
+    with store_when_up(store, patience=STORE_PATIENCE) as opened:
+        sys.exit(0 if opened is None else run_worker(broker, opened, int(concurrency), factory=engine_for))

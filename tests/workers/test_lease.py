@@ -6,17 +6,17 @@ import time
 from pathlib import Path
 
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from storage.chunks import Heartbeat
+from storage.errors import StoreUnavailable
+from storage.retry import patiently
 from storage.store import Store
 from tests.workers.fakes import Script
 from tests.workers.jobs import claim, make_job, run_chunk, texts
 from workers.chunk import ChunkStatus
 from workers.lease import LeaseKeeper
-from workers.patience import patiently
 
-DOWN = OperationalError("SELECT 1", {}, Exception("the database is starting up"))
+DOWN = StoreUnavailable("the database is starting up")
 
 
 def outage(times: int, monkeypatch: pytest.MonkeyPatch, store: Store, method: str) -> list[str]:
@@ -77,5 +77,5 @@ def test_patience_ends_when_it_is_told_to() -> None:
     def call() -> None:
         raise DOWN
 
-    with pytest.raises(OperationalError):
+    with pytest.raises(StoreUnavailable):
         patiently(call, lambda: True)
