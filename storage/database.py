@@ -6,8 +6,8 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -142,15 +142,12 @@ class Database:
         while True:
             wait = backoff.next()
             try:
-                with turn, engine.begin() as connection, _left_when_read_only(connection):
+                with turn, engine.begin() as connection:
                     return work(connection, *args, **kwargs)
             except DRIVER_ERRORS as error:
                 cause = cause_of(error, self.folder)
                 if cause in (Cause.FULL, Cause.FINAL) or time.monotonic() + wait > give_up:
                     raise self._named(error, cause, opening=not patience) from error
-                if is_read_only(error):
-                    # Every session of that time stays so; the next ones may reach a server that is not.
-                    self.engine.dispose()
                 complain(log, f"the store {shown(self.url)} does not answer, trying again: {self._text_of(error)}")
             time.sleep(wait)
 
@@ -171,17 +168,6 @@ class Database:
         return StoreUnavailable(f"the store {name} does not answer: {text}")
 
 
-@contextmanager
-def _left_when_read_only(connection: sa.Connection) -> Iterator[None]:
-    """Do not put a session that turns out to be read-only back into the pool."""
-    try:
-        yield
-    except DRIVER_ERRORS as error:
-        if is_read_only(error):
-            connection.invalidate(error)
-        raise
-
-
 def clock(connection: sa.Connection) -> Any:
     """The current time as SQL, by the clock that all users of the store share: the server's, on PostgreSQL."""
     if connection.dialect.name == "sqlite":
@@ -198,7 +184,7 @@ def later(connection: sa.Connection, seconds: float) -> Any:
 
 def _create_engine(url: URL, patience: float) -> sa.Engine:
     if url.drivername.startswith("postgresql"):
-        return sa.create_engine(
+        engine = sa.create_engine(
             url,
             connect_args=connect_arguments(url, LIMITS),
             pool_pre_ping=True,
@@ -206,6 +192,8 @@ def _create_engine(url: URL, patience: float) -> sa.Engine:
             max_overflow=24,
             json_serializer=dumps,
         )
+        sa.event.listen(engine, "handle_error", _leave_when_read_only)
+        return engine
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnavailable(
             f"this Python comes with SQLite {sqlite3.sqlite_version}, which is older than"
@@ -219,6 +207,13 @@ def _create_engine(url: URL, patience: float) -> sa.Engine:
     sa.event.listen(engine, "connect", _prepare_sqlite)
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _leave_when_read_only(context: sa.engine.ExceptionContext) -> None:
+    """Close a session that turns out to be read-only, and the others of its time, as if the connection were lost: they
+    stay so, and the next ones may reach a server that is not."""
+    if is_read_only(context.original_exception):
+        context.is_disconnect = True
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, record: Any) -> None:
