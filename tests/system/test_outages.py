@@ -36,6 +36,7 @@ def test_the_broker_is_killed_and_comes_back(
     with make_cluster(broker_server.url, postgres_url) as cluster:
         job = cluster.submit(PROMPTS, target=SLOW)
         workers = [cluster.start_worker(), cluster.start_worker()]
+        cluster.workers_ready(2)
         with cluster.scheduling(job):
             wait_until(lambda: _in_hand(cluster, job) == 4, "both workers have all that they take at a time")
             broker_server.kill()
