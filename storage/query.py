@@ -44,11 +44,11 @@ def _sqlite_rows(store: Store, sql: str) -> Iterator[Any]:
 
 
 def _postgres_rows(store: Store, sql: str) -> Iterator[Any]:
-    url = store.database.url.set(drivername="postgresql")
-    arguments: dict[str, Any] = dict(connect_arguments(url, QUERY_LIMITS))
+    arguments: dict[str, Any] = dict(connect_arguments(store.database.url, QUERY_LIMITS))
+    url = store.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
     try:
         with (
-            psycopg.connect(url.render_as_string(hide_password=False), **arguments) as connection,
+            psycopg.connect(url, **arguments) as connection,
             connection.cursor() as cursor,
         ):
             connection.execute("SET TRANSACTION READ ONLY")
