@@ -55,12 +55,13 @@ compare self --method self --max-draft-tokens 2 --policy fixed \
 
 say "Tokens per second of drafting and verifying, and whether the answers are those of plain decoding"
 step nightdraft sql "SELECT substr(j.name, 9) AS method,
-        sum(r.num_output_tokens) / sum(r.draft_seconds + r.verify_seconds) AS tokens_per_second,
+        max(t.decode_tokens_per_second) AS tokens_per_second,
         CAST(sum(r.num_output_tokens) AS REAL) / sum(a.num_spec_steps) AS mean_acceptance_length,
         CASE WHEN sum(CAST(r.output_text = plain.output_text AS INTEGER)) = count(*) THEN 'yes' ELSE 'NO' END AS identical_outputs
     FROM results AS r
     JOIN acceptance AS a ON a.job_id = r.job_id AND a.row_index = r.row_index AND a.sample = r.sample
     JOIN jobs AS j ON j.id = r.job_id
+    JOIN throughput AS t ON t.job_id = j.id
     JOIN jobs AS none ON none.name = 'compare-none'
     LEFT JOIN results AS plain ON plain.job_id = none.id AND plain.row_index = r.row_index AND plain.sample = r.sample
     WHERE j.name LIKE 'compare-%' GROUP BY j.name ORDER BY tokens_per_second DESC"

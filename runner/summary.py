@@ -46,6 +46,8 @@ class JobSummary:
     """From the first claim to the end, or to now."""
     output_tokens_per_second: float | None
     """Over `seconds`, as in the view `throughput`."""
+    decode_tokens_per_second: float | None
+    """Of one engine, over the steps of the recorded answers: no loading, no compiling, no waiting."""
     error_code: str | None
     error_message: str | None
     notes: tuple[str, ...]
@@ -75,6 +77,7 @@ def summary_of(store: Store, job: Job) -> JobSummary:
 def summarise(job: Job, progress: JobProgress, now: datetime | None = None, *, interrupted: bool = False) -> JobSummary:
     """Put a job and its counts together."""
     steps, accepted, drafted = progress.num_spec_steps, progress.num_accepted_draft_tokens, progress.num_draft_tokens
+    engine = progress.engine_microseconds / 1e6
     end = job.finished_at or (now or datetime.now(UTC))
     seconds = (end - job.started_at).total_seconds() if job.started_at else None
     return JobSummary(
@@ -97,6 +100,7 @@ def summarise(job: Job, progress: JobProgress, now: datetime | None = None, *, i
         finished_at=job.finished_at,
         seconds=seconds,
         output_tokens_per_second=progress.num_output_tokens / seconds if seconds else None,
+        decode_tokens_per_second=progress.num_output_tokens / engine if engine else None,
         error_code=job.error_code,
         error_message=job.error_message and redacted(job.error_message),
         notes=job.notes,

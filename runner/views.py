@@ -89,6 +89,8 @@ def _job_fields(job: JobSummary) -> dict[str, Any]:
     fields["time"] = format_duration(job.seconds)
     if job.output_tokens_per_second is not None:
         fields["tokens/s over that time"] = f"{job.output_tokens_per_second:.1f}"
+    if job.decode_tokens_per_second is not None:
+        fields["tokens/s of an engine"] = f"{job.decode_tokens_per_second:.1f} while it decoded, loading left out"
     if not job.state.terminal:
         fields["chunks"] = ", ".join(f"{count} {state}" for state, count in job.chunks.items())
     if job.interrupted:

@@ -183,7 +183,9 @@ class Result:
     first_token_seconds: float | None = None
     total_seconds: float | None = None
     draft_seconds: float | None = None
+    """Its share in the drafting of the steps that it took part in."""
     verify_seconds: float | None = None
+    """Its share in the rest of these steps."""
     num_preemptions: int | None = None
     acceptance: Acceptance | None = None
 
@@ -201,3 +203,5 @@ class JobProgress:
     num_draft_tokens: int
     num_accepted_draft_tokens: int
     chunks: dict[ChunkState, int]
+    engine_microseconds: int = 0
+    """Shares that the recorded answers had in the steps of engines: no loading, no compiling, no waiting."""

@@ -52,14 +52,17 @@ class Counts:
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    engine_microseconds: int = 0
 
-    def add(self, status: RowStatus, num_output_tokens: int | None, stats: Any | None, sign: int = 1) -> None:
+    def add(self, result: Any, stats: Any | None, sign: int = 1) -> None:
         """Add (or with sign -1 take away) one record; `stats` has the acceptance counts, if there are any."""
-        if status is RowStatus.OK:
+        seconds = (result.draft_seconds or 0.0) + (result.verify_seconds or 0.0)
+        self.engine_microseconds += sign * round(seconds * 1e6)
+        if result.status is RowStatus.OK:
             self.num_ok += sign
         else:
             self.num_errors += sign
-        self.num_output_tokens += sign * (num_output_tokens or 0)
+        self.num_output_tokens += sign * (result.num_output_tokens or 0)
         if stats is not None:
             self.num_spec_steps += sign * stats.num_spec_steps
             self.num_draft_tokens += sign * stats.num_draft_tokens
@@ -137,6 +140,8 @@ def _recorded_between(connection: sa.Connection, job_id: str, first: int, last: 
             results.c.status,
             results.c.epoch,
             results.c.num_output_tokens,
+            results.c.draft_seconds,
+            results.c.verify_seconds,
             *(sa.func.coalesce(acceptance.c[name], 0).label(name) for name in _ACCEPTANCE_COUNTS[:3]),
         )
         .outerjoin(acceptance, SAME_RESULT)
@@ -159,9 +164,9 @@ def _delete(connection: sa.Connection, job_id: str, rows: Sequence[Any]) -> None
 def _count_in(connection: sa.Connection, chunk_id: int, new: Iterable[Result], replaced: Iterable[Any] = ()) -> None:
     counts = Counts()
     for result in new:
-        counts.add(result.status, result.num_output_tokens, result.acceptance)
+        counts.add(result, result.acceptance)
     for old in replaced:
-        counts.add(old.status, old.num_output_tokens, old, sign=-1)
+        counts.add(old, old, sign=-1)
     values = {name: chunks.c[name] + getattr(counts, name) for name in Counts.__slots__}
     connection.execute(sa.update(chunks).where(chunks.c.id == chunk_id).values(values))
 

@@ -129,6 +129,8 @@ chunks = sa.Table(
     _count("num_spec_steps"),
     _count("num_draft_tokens"),
     _count("num_accepted_draft_tokens"),
+    # What its answers took of engines, loading and compiling left out.
+    _count("engine_microseconds"),
     sa.UniqueConstraint("job_id", "start_row"),
     sa.Index(None, "state", "id"),
     sa.Index(None, "job_id", "state", "id"),

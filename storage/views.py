@@ -57,7 +57,6 @@ _WITH_RESULT = (
     "acceptance AS a JOIN results AS r"
     " ON r.job_id = a.job_id AND r.row_index = a.row_index AND r.sample = a.sample JOIN jobs AS j ON j.id = a.job_id"
 )
-_OF_JOB = "jobs AS j JOIN acceptance AS a ON a.job_id = j.id"
 
 _VIEWS = {
     "acceptance_by_job": f"""
@@ -76,37 +75,50 @@ GROUP BY j.id, j.name, r.temperature""",
 SELECT j.id AS job_id, j.name AS job_name, e.key AS column_name, {{carried_value}} AS value,{_SUMS}
 FROM {_WITH_RESULT} CROSS JOIN {{carried}}
 GROUP BY j.id, j.name, e.key, {{carried_value}}""",
+    # Told apart: rows for which nothing was drafted (no rate), and rows whose drafts were all rejected (rate 0).
+    "acceptance_by_row": f"""
+SELECT j.id AS job_id, j.name AS job_name, r.row_index, r.sample, r.row_id, r.carried, r.method, r.temperature,
+    r.finish_reason, a.num_spec_steps, a.num_draft_tokens, a.num_accepted_draft_tokens, a.num_trimmed_draft_tokens,
+    a.num_output_tokens,
+    CASE WHEN a.num_draft_tokens = 0 THEN 'none' WHEN a.num_accepted_draft_tokens > 0 THEN 'accepted'
+        WHEN a.num_trimmed_draft_tokens = a.num_draft_tokens THEN 'trimmed' ELSE 'rejected' END AS drafts,
+    {_rate("a.num_accepted_draft_tokens + a.num_spec_steps", "a.num_spec_steps")} AS mean_acceptance_length,
+    {_rate("a.num_accepted_draft_tokens", "a.num_draft_tokens")} AS draft_acceptance_rate
+FROM {_WITH_RESULT}""",
     # The job's name is in every part, so that a condition on it reaches the rows that are read.
     "acceptance_by_position": f"""
-SELECT p.job_id, p.job_name, p.position + 1 AS position, t.num_spec_steps, p.num_reached, p.num_accepted,
+SELECT p.job_id, p.job_name, p.method, p.position + 1 AS position, t.num_spec_steps, p.num_reached, p.num_accepted,
     {_rate("p.num_accepted", "p.num_reached")} AS draft_acceptance_rate,
     {_rate("p.num_accepted", "t.num_spec_steps")} AS survival_rate
 FROM (
-    SELECT j.id AS job_id, j.name AS job_name, {{position}} AS position,
+    SELECT j.id AS job_id, j.name AS job_name, r.method AS method, {{position}} AS position,
         CAST(sum({{item}}) AS BIGINT) AS num_reached, CAST(sum({{accepted_item}}) AS BIGINT) AS num_accepted
-    FROM {_OF_JOB} CROSS JOIN {{reached}}
-    GROUP BY j.id, j.name, {{position}}
+    FROM {_WITH_RESULT} CROSS JOIN {{reached}}
+    GROUP BY j.id, j.name, r.method, {{position}}
 ) AS p
 JOIN (
-    SELECT j.id AS job_id, j.name AS job_name, sum(a.num_spec_steps) AS num_spec_steps
-    FROM {_OF_JOB}
-    GROUP BY j.id, j.name
-) AS t ON t.job_id = p.job_id AND t.job_name = p.job_name""",
+    SELECT j.id AS job_id, j.name AS job_name, r.method AS method, sum(a.num_spec_steps) AS num_spec_steps
+    FROM {_WITH_RESULT}
+    GROUP BY j.id, j.name, r.method
+) AS t ON t.job_id = p.job_id AND t.job_name = p.job_name AND t.method = p.method""",
     "acceptance_by_length": f"""
-SELECT h.job_id, h.job_name, h.accepted_length, h.num_spec_steps,
-    {_rate("h.num_spec_steps", "sum(h.num_spec_steps) OVER (PARTITION BY h.job_id, h.job_name)")} AS share_of_steps
+SELECT h.job_id, h.job_name, h.method, h.accepted_length, h.num_spec_steps,
+    {_rate("h.num_spec_steps", "sum(h.num_spec_steps) OVER (PARTITION BY h.job_id, h.job_name, h.method)")}
+        AS share_of_steps
 FROM (
-    SELECT j.id AS job_id, j.name AS job_name, {{position}} AS accepted_length,
+    SELECT j.id AS job_id, j.name AS job_name, r.method AS method, {{position}} AS accepted_length,
         CAST(sum({{item}}) AS BIGINT) AS num_spec_steps
-    FROM {_OF_JOB} CROSS JOIN {{histogram}}
-    GROUP BY j.id, j.name, {{position}}
+    FROM {_WITH_RESULT} CROSS JOIN {{histogram}}
+    GROUP BY j.id, j.name, r.method, {{position}}
 ) AS h""",
     "throughput": f"""
 SELECT q.job_id, q.job_name, q.num_results, q.num_output_tokens, q.elapsed_seconds,
     {_rate("q.num_results", "q.elapsed_seconds")} AS results_per_second,
-    {_rate("q.num_output_tokens", "q.elapsed_seconds")} AS output_tokens_per_second
+    {_rate("q.num_output_tokens", "q.elapsed_seconds")} AS output_tokens_per_second,
+    q.engine_seconds, {_rate("q.num_output_tokens", "q.engine_seconds")} AS decode_tokens_per_second
 FROM (
     SELECT j.id AS job_id, j.name AS job_name,
+        CAST(sum(c.engine_microseconds) AS DOUBLE PRECISION) / 1000000 AS engine_seconds,
         CAST(coalesce(sum(c.num_ok + c.num_errors), 0) AS BIGINT) AS num_results,
         CAST(coalesce(sum(c.num_output_tokens), 0) AS BIGINT) AS num_output_tokens,
         {{elapsed}} AS elapsed_seconds
@@ -121,7 +133,7 @@ SELECT j.id AS job_id, j.name AS job_name, {minute} AS minute,
 FROM results AS r JOIN jobs AS j ON j.id = r.job_id
 GROUP BY j.id, j.name, {minute}""",
     "engine_throughput": f"""
-SELECT q.worker_id, q.sampled_at, q.job_id, q.num_running, q.num_waiting, q.kv_usage, q.seconds,
+SELECT q.worker_id, q.sampled_at, q.job_id, j.name AS job_name, q.num_running, q.num_waiting, q.kv_usage, q.seconds,
     {_rate("q.num_output_tokens", "q.seconds")} AS output_tokens_per_second,
     {_rate("q.num_accepted_draft_tokens + q.num_spec_steps", "q.num_spec_steps")} AS mean_acceptance_length,
     {_rate("q.num_accepted_draft_tokens", "q.num_draft_tokens")} AS draft_acceptance_rate
@@ -135,7 +147,7 @@ FROM (
         s.num_accepted_draft_tokens - lag(s.num_accepted_draft_tokens) OVER engine AS num_accepted_draft_tokens
     FROM engine_samples AS s
     WINDOW engine AS (PARTITION BY s.worker_id ORDER BY s.sampled_at)
-) AS q
+) AS q LEFT JOIN jobs AS j ON j.id = q.job_id
 WHERE q.num_spec_steps IS NULL OR q.num_spec_steps >= 0""",
     "job_errors": """
 SELECT j.id AS job_id, j.name AS job_name, e.error_code AS error_code,

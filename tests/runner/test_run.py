@@ -101,6 +101,10 @@ def test_every_command_states_the_job_s_own_time_and_rate(cli: Cli, prompts: Pat
     sql = "SELECT output_tokens_per_second AS rate FROM throughput WHERE job_name = 'j'"
     assert cli.json("sql", sql)[0]["rate"] == pytest.approx(rate, rel=0.05)
     assert f"{rate:.1f}" in cli("status", "j").stdout
+    [decoding] = cli.json("sql", "SELECT decode_tokens_per_second AS rate, engine_seconds FROM throughput")
+    assert decoding["rate"] == pytest.approx(status["decode_tokens_per_second"])
+    assert decoding["rate"] > rate, "loading is in the time of the job, and not in that of its steps"
+    assert f"{decoding['rate']:.1f}" in cli("status", "j").stdout
     rerun = cli("run", str(prompts), "--target", TARGET, "--max-tokens", "16", "--name", "j")
     assert f"{rate:.1f}" in rerun.stdout
     assert "job j is completed already" in rerun.stderr

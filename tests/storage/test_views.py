@@ -90,11 +90,13 @@ def test_rates_are_null_where_nothing_was_drafted(store: Store) -> None:
     assert query(store, "SELECT * FROM acceptance_by_position") == []
 
 
-def test_acceptance_by_position(store: Store, job: Job) -> None:
-    stats = [r.acceptance for r in store.iter_results(job.id) if r.acceptance]
+@pytest.mark.parametrize("method", ["ngram", "none"])
+def test_acceptance_by_position(store: Store, job: Job, method: str) -> None:
+    """Of each method by itself: the steps of rows that another method ran say nothing about its drafts."""
+    stats = [r.acceptance for r in store.iter_results(job.id) if r.acceptance and r.method == method]
     steps = sum(a.num_spec_steps for a in stats)
-    found = query(store, "SELECT * FROM acceptance_by_position ORDER BY position")
-    assert [row["position"] for row in found] == [1, 2, 3]
+    found = query(store, f"SELECT * FROM acceptance_by_position WHERE method = '{method}' ORDER BY position")
+    assert [row["position"] for row in found] == list(range(1, 1 + max(len(a.reached_per_position) for a in stats)))
     for row in found:
         reached, accepted = (
             sum(counts[row["position"] - 1] for counts in arrays if len(counts) >= row["position"])
@@ -106,14 +108,37 @@ def test_acceptance_by_position(store: Store, job: Job) -> None:
     assert sum(row["num_accepted"] for row in found) == sum(a.num_accepted_draft_tokens for a in stats)
 
 
-def test_acceptance_by_length_is_the_histogram(store: Store, job: Job) -> None:
-    found = query(store, "SELECT * FROM acceptance_by_length ORDER BY accepted_length")
-    stats = [r.acceptance for r in store.iter_results(job.id) if r.acceptance]
+@pytest.mark.parametrize("method", ["ngram", "none"])
+def test_acceptance_by_length_is_the_histogram(store: Store, job: Job, method: str) -> None:
+    found = query(store, f"SELECT * FROM acceptance_by_length WHERE method = '{method}' ORDER BY accepted_length")
+    stats = [r.acceptance for r in store.iter_results(job.id) if r.acceptance and r.method == method]
     assert sum(row["num_spec_steps"] for row in found) == sum(a.num_spec_steps for a in stats)
     assert sum(row["num_spec_steps"] * row["accepted_length"] for row in found) == sum(
         a.num_accepted_draft_tokens for a in stats
     )
     assert sum(row["share_of_steps"] for row in found) == pytest.approx(1.0)
+
+
+def test_acceptance_by_row_tells_rows_without_drafts_from_rejected_ones(store: Store) -> None:
+    job = add_job(store, num_rows=5)
+    chunk = claim(store, job)
+    stats = {
+        "none": Acceptance(4, 0, 0, 0, 4, (4,)),
+        "rejected": Acceptance(4, 6, 0, 1, 4, (4,), (3,)),
+        "trimmed": Acceptance(4, 2, 0, 2, 4, (4,), (1,)),
+        "accepted": Acceptance(3, 4, 1, 0, 4, (2, 1), (3,), (1,)),
+    }
+    batch = [answer(row, acceptance=one, num_output_tokens=4) for row, one in enumerate(stats.values())]
+    store.write_results(chunk.id, chunk.epoch, [*batch, failure(4)])
+    found = query(store, "SELECT * FROM acceptance_by_row WHERE job_name = 'job' ORDER BY row_index")
+    assert [row["drafts"] for row in found] == list(stats)
+    assert [row["draft_acceptance_rate"] for row in found] == [None, 0.0, 0.0, 0.25]
+    columns = "row_index, num_draft_tokens, num_accepted_draft_tokens, carried ->> 'category' AS category"
+    rows = query(store, f"SELECT {columns} FROM acceptance_by_row ORDER BY row_index")
+    assert [(r["num_draft_tokens"], r["num_accepted_draft_tokens"], r["category"]) for r in rows] == [
+        (a.num_draft_tokens, a.num_accepted_draft_tokens, r.carried["category"])
+        for a, r in zip(stats.values(), batch, strict=True)
+    ]
 
 
 def test_acceptance_by_any_carried_column(store: Store, job: Job) -> None:
@@ -160,6 +185,19 @@ def test_throughput(store: Store, job: Job) -> None:
     assert (waiting["num_results"], waiting["elapsed_seconds"], waiting["results_per_second"]) == (0, None, None)
 
 
+def test_the_decode_rate_counts_what_the_records_took_of_engines(store: Store) -> None:
+    """Whatever became of a record: replaced by a better one, or refused."""
+    job = add_job(store, num_rows=4, chunk_rows=4)
+    chunk = claim(store, job)
+    timed = [answer(row, draft_seconds=0.25 * row, verify_seconds=0.5) for row in range(4)]
+    store.write_results(chunk.id, chunk.epoch, [failure(0), *timed[1:], timed[1]])
+    store.write_results(chunk.id, chunk.epoch, timed)
+    tokens = sum(result.num_output_tokens or 0 for result in timed)
+    [found] = query(store, "SELECT engine_seconds, decode_tokens_per_second FROM throughput")
+    assert found == {"engine_seconds": 3.5, "decode_tokens_per_second": tokens / 3.5}
+    assert store.progress(job.id).engine_microseconds == 3_500_000
+
+
 def test_throughput_by_minute(store: Store, job: Job) -> None:
     found = query(store, "SELECT * FROM throughput_by_minute")
     assert sum(row["num_results"] for row in found) == 20
@@ -180,6 +218,7 @@ def test_job_errors(store: Store) -> None:
 
 
 def test_engine_throughput_is_the_difference_of_readings(store: Store) -> None:
+    add_job(store)
     start = datetime(2026, 1, 1, 12, tzinfo=UTC)
     first = EngineSample("worker", start, "id-job", 3, 1, 25, 100, 1000, 600, 500, 400)
     second = dataclasses.replace(
@@ -194,6 +233,7 @@ def test_engine_throughput_is_the_difference_of_readings(store: Store) -> None:
     found = query(store, "SELECT * FROM engine_throughput ORDER BY sampled_at")
     assert len(found) == 2
     assert (found[0]["seconds"], found[0]["output_tokens_per_second"]) == (None, None)
+    assert found[1]["job_name"] == "job"
     assert found[1]["kv_usage"] == 0.25
     assert found[1]["seconds"] == pytest.approx(2.0, abs=1e-3)
     assert found[1]["output_tokens_per_second"] == pytest.approx(75.0, rel=1e-3)

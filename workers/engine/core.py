@@ -243,14 +243,14 @@ class EngineCore:
     def _account(self, feeds: Seq[Feed], lengths: Seq[int], seconds: float) -> None:
         """Charge each sequence its share of the step, by rows; tell the controller what drafts of `lengths` took."""
         rows = sum(feed.num_rows for feed in feeds)
-        draft, verify = self.profile.finish_step()
+        draft = self.profile.finish_step()
         logit_rows = sum(1 + len(feed.tree) for feed in feeds if feed.logits)
         drafting, levels = sum(map(bool, lengths)), max(lengths, default=0)
         self.controller.timed(StepCost(logit_rows, rows - logit_rows, drafting, levels, draft, seconds - draft))
         for feed in feeds:
             share = feed.num_rows / rows
             feed.seq.draft_seconds += draft * share
-            feed.seq.verify_seconds += verify * share
+            feed.seq.verify_seconds += (seconds - draft) * share
 
 
 def _emitting(feeds: Seq[Feed], offsets: Seq[int]) -> tuple[list[Feed], list[int]]:

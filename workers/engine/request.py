@@ -69,7 +69,7 @@ class Timings:
     draft: float = 0.0
     """This request's share of the time spent drafting."""
     verify: float = 0.0
-    """This request's share of the time spent in target passes and sampling."""
+    """Its share of the rest of the steps: target passes, sampling, what goes around them."""
 
 
 @dataclass(frozen=True, slots=True)

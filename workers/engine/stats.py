@@ -87,18 +87,14 @@ class StepProfile:
     steps: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     _draft: float = 0.0
-    _verify: float = 0.0
 
     def add(self, part: str, seconds: float) -> None:
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         if part == "draft":
             self._draft += seconds
-        elif part in ("forward", "verify"):
-            self._verify += seconds
 
-    def finish_step(self) -> tuple[float, float]:
-        """Seconds of this step spent drafting and verifying."""
-        times = self._draft, self._verify
+    def finish_step(self) -> float:
+        """Seconds of this step spent drafting."""
+        draft, self._draft = self._draft, 0.0
         self.steps += 1
-        self._draft = self._verify = 0.0
-        return times
+        return draft
