@@ -60,6 +60,8 @@ def answer(row: int, sample: int = 0, **changes: Any) -> Result:
         "method": ("ngram", "none")[row % 2],
         "temperature": (0.0, 0.7)[row % 2],
         "seed": row,
+        "draft_seconds": row / 4,
+        "verify_seconds": 0.5,
         "acceptance": Acceptance(
             num_spec_steps=steps,
             num_draft_tokens=2 * accepted + row % 3,

@@ -225,6 +225,7 @@ def _recount(store: Store, job: Job) -> dict[str, int]:
         "num_spec_steps": sum(a.num_spec_steps for a in stats),
         "num_draft_tokens": sum(a.num_draft_tokens for a in stats),
         "num_accepted_draft_tokens": sum(a.num_accepted_draft_tokens for a in stats),
+        "engine_microseconds": sum(round(1e6 * ((r.draft_seconds or 0) + (r.verify_seconds or 0))) for r in found),
     }
 
 
