@@ -57,6 +57,8 @@ def prepared_prompts(spec: JobSpec) -> Prompts:
     from workers.engine.models.loading import outline_model
 
     dataset = inspect(spec.input_spec())
+    # What is measured is one method, whichever the rows ask for.
+    dataset = replace(dataset, input=replace(dataset.input, speculation_column=None))
     target = outline_model(spec.engine_config())
     prepared = list(_prepared(spec, dataset, target))
     rejected = [row for row in prepared if isinstance(row, RejectedRow)]

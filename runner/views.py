@@ -152,7 +152,9 @@ def show_export(report: ExportReport, *, as_json: bool) -> None:
     if report.renamed:
         text += "; renamed: " + ", ".join(f"{column} to {name}" for column, name in report.renamed.items())
     if report.num_unreadable:
-        text += f"; damaged, with null in what cannot be read: {counted(report.num_unreadable, 'input row')}"
+        text += f"; damaged or lost, with null in what cannot be read: {counted(report.num_unreadable, 'input row')}"
+    for lost in report.lost_files:
+        note(f"warning: {lost}")
     show_action(text, _as_mapping(report), as_json=as_json)
 
 

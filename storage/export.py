@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from storage.arrow_types import exported_type, to_plain
-from storage.errors import JobNotFinished, UnusableOutput
+from storage.errors import InputChanged, JobNotFinished, UnusableOutput
 from storage.parquet import merged_schema, read_metadata, require_unchanged
 from storage.reading import output_text
 from storage.records import InputFile, RowStatus
@@ -70,7 +70,10 @@ class ExportReport:
     renamed: dict[str, str]
     """Input columns that had the name of a result column, and the names that they have in the file."""
     num_unreadable: int = 0
-    """Input rows of which a column is null in the file because it cannot be read any more: its page is damaged."""
+    """Input rows of which a column is null in the file because it cannot be read any more: its page is damaged, or its
+    file is lost."""
+    lost_files: tuple[str, ...] = ()
+    """Input files that are not there any more, or were changed, and how: none of their columns is in the export."""
 
 
 def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, partial: bool = False) -> ExportReport:
@@ -78,7 +81,8 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
 
     Every input column keeps its name and type; one that is named like a result column is kept as "input_" + name.
     The file appears whole or not at all. Memory stays bounded. Raises `JobNotFinished` unless the job has ended or
-    `partial` is set, and `InputChanged` when an input file is not what was submitted.
+    `partial` is set, and `InputChanged` when an input file is not what was submitted; with `partial` its rows have null
+    in the input columns.
     """
     job = store.get_job(job_id)
     if not job.state.terminal and not partial:
@@ -86,10 +90,10 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
             f"job {job.name!r} is {job.state.value}; wait until it has ended, or ask for the partial results"
         )
     files = store.input_files(job.id)
-    for file in files:
-        require_unchanged(file)
+    lost = dict(_lost(files, partial=partial))
+    usable = [file for file in files if file.index not in lost]
     # A file may have the columns in another order than the first, as another text type, or required.
-    source = merged_schema(read_metadata(file.path).schema for file in files) if files else pa.schema([])
+    source = merged_schema(read_metadata(file.path).schema for file in usable) if usable else pa.schema([])
     fields = (*RESULT_FIELDS, *(TOKEN_FIELDS if token_ids else ()))
     given = [*source, *_partition_fields(files)]
     renamed = renamed_columns([field.name for field in given], token_ids=token_ids)
@@ -101,11 +105,11 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
     _require_usable(target, out, files)
     num_unreadable = 0
     with _Writer(target, schema) as writer:
-        for first_row, table, num_damaged in _slices(files, job.num_rows, source):
-            num_unreadable += num_damaged
-            for joined in _joined(store, job.id, first_row, table, fields, schema):
+        for piece in _slices(files, lost, job.num_rows, source):
+            num_unreadable += piece.num_damaged
+            for joined in _joined(store, job.id, piece, fields, schema):
                 writer.add(joined)
-        for file in files:
+        for file in usable:
             require_unchanged(file)
     return ExportReport(
         path=str(target),
@@ -116,7 +120,19 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
         num_bytes=target.stat().st_size,
         renamed=renamed,
         num_unreadable=num_unreadable,
+        lost_files=tuple(lost.values()),
     )
+
+
+def _lost(files: Sequence[InputFile], *, partial: bool) -> Iterator[tuple[int, str]]:
+    """The files that are not what they were, and what happened to them; without `partial` the first one is raised."""
+    for file in files:
+        try:
+            require_unchanged(file)
+        except InputChanged as error:
+            if not partial:
+                raise InputChanged(f"{error}; --partial exports its rows without their input columns") from error
+            yield file.index, str(error)
 
 
 def _require_usable(target: Path, out: str, files: Sequence[InputFile]) -> None:
@@ -224,28 +240,57 @@ def _without_index(notes: dict[str, Any], renamed: dict[str, str]) -> dict[str, 
     return {**notes, "index_columns": [], "columns": columns}
 
 
-def _slices(files: Sequence[InputFile], limit: int, source: pa.Schema) -> Iterator[tuple[int, pa.Table, int]]:
-    """The input's first `limit` rows as tables of bounded size, each with the index of its first row and the number of
-    its rows that are damaged. Columns that pyarrow cannot pick rows from come in another layout."""
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """A few input rows."""
+
+    first_row: int
+    num_rows: int
+    table: pa.Table
+    """Their columns; those that pyarrow cannot pick rows from are in another layout."""
+    num_damaged: int
+
+
+def _slices(files: Sequence[InputFile], lost: Collection[int], limit: int, source: pa.Schema) -> Iterator[_Slice]:
+    """The input's first `limit` rows in pieces of bounded size."""
     partitions = _partition_fields(files)
     for file in files:
+        wanted = max(min(file.num_rows, limit - file.first_row), 0)
         first = file.first_row
-        held: list[pa.Table] = []
-        rows = size = damaged = 0
-        wanted = max(min(file.num_rows, limit - first), 0)
-        for batch in read_rows(file.path, 0, wanted):
-            if isinstance(batch, Unreadable):
-                damaged += batch.rows.num_rows
-                batch = batch.rows
-            held.append(_with_partitions(_same(pa.Table.from_batches([batch]), source), file, partitions))
-            rows += batch.num_rows
-            size += batch.nbytes
-            if rows >= SLICE_ROWS or size >= SLICE_BYTES:
-                yield first, pa.concat_tables(held), damaged
-                first += rows
-                held, rows, size, damaged = [], 0, 0, 0
-        if held:
-            yield first, pa.concat_tables(held), damaged
+        batches = _nulls(source, wanted) if file.index in lost else read_rows(file.path, 0, wanted)
+        for batches_of_slice in _in_slices(batches):
+            rows = [batch.rows if isinstance(batch, Unreadable) else batch for batch in batches_of_slice]
+            tables = [
+                _with_partitions(_same(pa.Table.from_batches([batch]), source), file, partitions) for batch in rows
+            ]
+            damaged = sum(batch.rows.num_rows for batch in batches_of_slice if isinstance(batch, Unreadable))
+            num_rows = sum(batch.num_rows for batch in rows)
+            yield _Slice(first, num_rows, pa.concat_tables(tables), damaged)
+            first += num_rows
+
+
+def _in_slices(batches: Iterable[pa.RecordBatch | Unreadable]) -> Iterator[list[pa.RecordBatch | Unreadable]]:
+    held: list[pa.RecordBatch | Unreadable] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        found = batch.rows if isinstance(batch, Unreadable) else batch
+        rows, size = rows + found.num_rows, size + found.nbytes
+        if rows >= SLICE_ROWS or size >= SLICE_BYTES:
+            yield held
+            held, rows, size = [], 0, 0
+    if held:
+        yield held
+
+
+def _nulls(source: pa.Schema, num_rows: int) -> Iterator[Unreadable]:
+    """Rows of a file that is lost."""
+    for start in range(0, num_rows, SLICE_ROWS):
+        length = min(SLICE_ROWS, num_rows - start)
+        columns = [pa.nulls(length, field.type) for field in source]
+        # A batch without a column has no length otherwise.
+        rows = pa.RecordBatch.from_arrays([*columns, pa.nulls(length)], names=[*source.names, ""])
+        yield Unreadable(rows, tuple(source.names), "the file is lost")
 
 
 def _same(table: pa.Table, source: pa.Schema) -> pa.Table:
@@ -277,17 +322,17 @@ def _chunks(table: pa.Table) -> Iterator[pa.Array]:
         yield column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _joined(
-    store: Store, job_id: str, first_row: int, table: pa.Table, fields: Sequence[Any], schema: pa.Schema
-) -> Iterator[pa.Table]:
+def _joined(store: Store, job_id: str, piece: _Slice, fields: Sequence[Any], schema: pa.Schema) -> Iterator[pa.Table]:
     """The input rows that have a record, once per sample, with the result columns behind them, in tables of about
     `SLICE_BYTES` however many samples repeat a large row."""
-    found = store.database.read(_recorded, job_id, first_row, first_row + table.num_rows)
-    per_row = table.nbytes // max(table.num_rows, 1)
+    first_row, table = piece.first_row, piece.table
+    found = store.database.read(_recorded, job_id, first_row, first_row + piece.num_rows)
+    per_row = table.nbytes // max(piece.num_rows, 1)
     step = max(SLICE_BYTES // max(per_row, 1), 1)
     for start in range(0, len(found), step):
         rows = found[start : start + step]
-        picked = table.take(pa.array([row.row_index - first_row for row in rows], pa.int64()))
+        places = pa.array([row.row_index - first_row for row in rows], pa.int64())
+        picked = table.take(places) if table.num_columns else table
         kept = [
             column if column.type == field.type else column.cast(field.type)
             for column, field in zip(picked.columns, schema, strict=False)

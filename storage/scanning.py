@@ -140,26 +140,31 @@ def _batch_rows(path: str, group: Any, most: int) -> int:
     """
     columns = [group.column(place) for place in range(group.num_columns)]
     pages = sum(column.total_uncompressed_size for column in columns)
-    if pages * most <= BATCH_BYTES:
+    if most * sum(column.total_uncompressed_size * _per_row(column, group) for column in columns) <= BATCH_BYTES:
         return most
-    repeated = max(_dictionary_bytes(path, columns), 1)
+    repeated = max(_dictionary_bytes(path, group, columns), 1)
     rows = BATCH_BYTES // repeated
-    if pages - repeated > BATCH_BYTES:
+    if pages > BATCH_BYTES:
         rows = min(rows, CAREFUL_ROWS, BATCH_BYTES * max(group.num_rows, 1) // pages)
     return int(min(max(rows, 1), most))
 
 
-def _dictionary_bytes(path: str, columns: Sequence[Any]) -> int:
-    """Bytes of the columns' dictionaries when they are decompressed."""
+def _per_row(column: Any, group: Any) -> int:
+    """Values of a column in a row, on average: one, or those of a list."""
+    return max(-(-int(column.num_values) // max(int(group.num_rows), 1)), 1)
+
+
+def _dictionary_bytes(path: str, group: Any, columns: Sequence[Any]) -> int:
+    """Bytes that a row takes if all its values are the longest of their column's dictionary, at most."""
     filesystem, inner = arrow_filesystem(path)
     total = 0
     with filesystem.open_input_file(inner) as source:
         for column in columns:
             if column.has_dictionary_page:
                 header = source.read_at(_HEADER_START, column.dictionary_page_offset)
-                total += _page_bytes(header) or column.total_uncompressed_size
+                total += (_page_bytes(header) or column.total_uncompressed_size) * _per_row(column, group)
             elif not _DICTIONARY.isdisjoint(column.encodings):
-                total += column.total_uncompressed_size
+                total += column.total_uncompressed_size * _per_row(column, group)
     return total
 
 

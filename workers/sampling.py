@@ -16,6 +16,8 @@ from workers.texts import check_text
 
 _CACHED_ROWS = 4096
 """Distinct JSON strings remembered: datasets repeat a few settings over many rows."""
+_CACHED_CHARACTERS = 4096
+"""Longer ones are not."""
 
 
 class SamplingMerger:
@@ -60,7 +62,7 @@ class SamplingMerger:
         if isinstance(value, str):
             raise BadRow("invalid_params", "sampling parameters must be a JSON object, got a string")
         params = self.merge(value)
-        if len(self._cache) < _CACHED_ROWS:
+        if len(self._cache) < _CACHED_ROWS and len(text) <= _CACHED_CHARACTERS:
             self._cache[text] = params
         return params
 

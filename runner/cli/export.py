@@ -13,7 +13,8 @@ def export(
     job: JobName,
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Parquet file that is written.")],
     partial: Annotated[
-        bool, typer.Option("--partial", help="Export the rows recorded so far of a job that has not ended.")
+        bool,
+        typer.Option("--partial", help="Export what there is: of a job that has not ended, or whose input is gone."),
     ] = False,
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Add output_token_ids (the job must have kept them).")

@@ -206,6 +206,27 @@ def test_changed_input_is_refused_by_name(store: Store, tmp_path: Path) -> None:
     assert (tmp_path / "out.parquet").read_text() == "the previous export"
 
 
+@pytest.mark.parametrize("lost", [["b"], ["a", "b"]])
+def test_what_a_lost_input_cannot_give_is_null_in_a_partial_export(
+    store: Store, tmp_path: Path, lost: list[str]
+) -> None:
+    paths = [write(tmp_path / "a.parquet", prompts(3)), write(tmp_path / "b.parquet", prompts(4, 3))]
+    job = submit(store, paths)
+    work(store, job, bad_rows=(4,))
+    for name in lost:
+        (tmp_path / f"{name}.parquet").unlink()
+    with pytest.raises(InputChanged, match="--partial exports its rows"):
+        export_job(store, job.id, str(tmp_path / "out.parquet"))
+    report = export_job(store, job.id, str(tmp_path / "out.parquet"), partial=True)
+    assert (report.num_rows, report.num_errors) == (7, 1)
+    assert report.num_unreadable == (4 if lost == ["b"] else 7)
+    assert ["b.parquet" in text for text in report.lost_files] == ([True] if lost == ["b"] else [False, True])
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table["_row_index"].to_pylist() == list(range(7))
+    assert table["output_text"].null_count == 1
+    assert lost == ["a", "b"] or table["id"].to_pylist() == [0, 1, 2, None, None, None, None]
+
+
 def test_a_failed_export_leaves_the_old_file_and_no_other(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

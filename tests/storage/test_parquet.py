@@ -225,3 +225,14 @@ def test_batches_of_large_rows_are_small(tmp_path: Path, use_dictionary: bool) -
         assert batch.nbytes <= scanning.BATCH_BYTES + 1024
         ids += batch.column("id").to_pylist()
     assert ids == list(range(rows))
+
+
+def test_lists_that_repeat_a_large_value_are_read_few_at_a_time(tmp_path: Path) -> None:
+    values = pa.DictionaryArray.from_arrays(pa.array([0] * 1280, pa.int8()), pa.array(["x" * (1 << 20)]))
+    lists = pa.ListArray.from_arrays(pa.array(range(0, 1281, 20), pa.int32()), values)
+    table = pa.table({"id": range(64), "sources": lists})
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+    first = next(scanning.read_rows(str(tmp_path / "a.parquet"), 0, 64))
+    assert isinstance(first, pa.RecordBatch)
+    assert first.nbytes <= scanning.BATCH_BYTES
