@@ -83,11 +83,16 @@ def requeue_stale(connection: sa.Connection, older_than: float) -> int:
     return connection.execute(statement).rowcount
 
 
-def claim(connection: sa.Connection, chunk_id: int, epoch: int, worker_id: str, lease_seconds: float) -> Chunk | None:
-    """Take the chunk that a message names, raising its epoch; None for a duplicate or stale message."""
+def claim(
+    connection: sa.Connection, chunk_id: int, epoch: int, worker_id: str, lease_seconds: float, job_id: str | None
+) -> Chunk | None:
+    """Take the chunk that a message names, raising its epoch; None for a duplicate or stale message, and for a chunk
+    that is not the job's."""
     wanted = sa.and_(chunks.c.id == chunk_id, chunks.c.epoch == epoch, chunks.c.state.in_(CLAIMABLE))
-    job_id = connection.execute(sa.select(chunks.c.job_id).where(wanted)).scalar()
-    if job_id is None or not _start_job(connection, job_id):
+    if job_id is not None:
+        wanted = sa.and_(wanted, chunks.c.job_id == job_id)
+    found = connection.execute(sa.select(chunks.c.job_id).where(wanted)).scalar()
+    if found is None or not _start_job(connection, found):
         return None
     return _take(connection, wanted, worker_id, lease_seconds)
 

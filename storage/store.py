@@ -181,9 +181,12 @@ class Store:
         """Chunks that are dispatched and not claimed, over all jobs."""
         return self.database.read(scheduling.count_dispatched)
 
-    def claim(self, chunk_id: int, epoch: int, worker_id: str, lease_seconds: float) -> Chunk | None:
-        """Take the chunk of a message and raise its epoch; None when the message is a duplicate or stale."""
-        return self.database.write(chunks.claim, chunk_id, epoch, worker_id, lease_seconds)
+    def claim(
+        self, chunk_id: int, epoch: int, worker_id: str, lease_seconds: float, job_id: str | None = None
+    ) -> Chunk | None:
+        """Take the chunk of a message and raise its epoch; None when the message is a duplicate or stale, or names a
+        chunk of another job."""
+        return self.database.write(chunks.claim, chunk_id, epoch, worker_id, lease_seconds, job_id)
 
     def claim_next(self, worker_id: str, lease_seconds: float, job_id: str | None = None) -> Chunk | None:
         """Take the oldest chunk that nobody runs; None when there is none."""

@@ -19,6 +19,7 @@ from storage.redaction import redact_logs, redacted
 from storage.store import Store
 from storage.wire import broker_settings
 from workers.host import EngineFactory, real_engine, without_remote_code
+from workers.messages import HintConsumer, harden_transports
 from workers.redis_window import mend_window
 from workers.tasks import register
 from workers.worker import Worker
@@ -42,6 +43,7 @@ def create_app(broker_url: str, overrides: Mapping[str, Any] | None = None) -> C
     `overrides` are Celery settings put over these, for tests. Raises `storage.wire.UnsupportedBroker`.
     """
     mend_window()
+    harden_transports()
     app = Celery("nightdraft", set_as_current=False)
     app.conf.update(broker_settings(broker_url))
     app.conf.update(
@@ -50,6 +52,7 @@ def create_app(broker_url: str, overrides: Mapping[str, Any] | None = None) -> C
         worker_enable_remote_control=False,
         worker_send_task_events=False,
         worker_redirect_stdouts=False,
+        worker_consumer=f"{HintConsumer.__module__}:{HintConsumer.__name__}",
         # After a reconnect the claims of running chunks make redelivered messages harmless, so take new ones at once.
         worker_enable_prefetch_count_reduction=False,
     )

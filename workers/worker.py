@@ -64,7 +64,9 @@ class Worker:
         except UnknownJob:
             logger.info("job %s is no longer in the store; its message is dropped", message.job_id)
             return None
-        outcome = self._take(job, lambda lease: self.store.claim(message.chunk_id, message.epoch, self.id, lease))
+        outcome = self._take(
+            job, lambda lease: self.store.claim(message.chunk_id, message.epoch, self.id, lease, job.id)
+        )
         if outcome is not None and outcome.status is ChunkStatus.NOT_LOADED:
             self._wait_after_failed_load(job, str(outcome.error))
         return outcome
