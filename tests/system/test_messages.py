@@ -108,7 +108,8 @@ def publish(connection: kombu.Connection, messages: list[tuple[Any, dict[str, An
     with connection.channel() as channel:
         queue.bind(channel).declare()
         for body, headers, properties in messages:
-            message = channel.prepare_message(body.encode(), headers=headers, properties={"delivery_mode": 2}, **properties)
+            durable = {"delivery_mode": 2}
+            message = channel.prepare_message(body.encode(), headers=headers, properties=durable, **properties)
             channel.basic_publish(message, exchange=QUEUE_NAME, routing_key=QUEUE_NAME)
 
 
