@@ -9,7 +9,6 @@ from workers.engine.models.loading import context_length, outline_model
 from workers.engine.request import Request
 from workers.engine.speculators.self_draft import with_skip_set
 from workers.engine.speculators.speculator import check_speculators
-from workers.engine.tokenizer import TextTokenizer
 
 
 class Preflight:
@@ -22,14 +21,11 @@ class Preflight:
 
     def __init__(self, config: EngineConfig) -> None:
         self._target = outline_model(config)
+        self.tokenizer = self._target.tokenizer
         self.max_model_len = context_length(config, self._target.executor)
         self._kv = plan_kv(config, self._target.executor, check_speculators(config, self._target))
         self.config = with_skip_set(config, self._target)
         """With what files of this machine decide written into it, so that it means the same on any other."""
-
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        return self._target.tokenizer
 
     def check(self, request: Request) -> None:
         """Raise the `EngineError` with which the engine would refuse the request."""

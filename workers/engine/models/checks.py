@@ -8,6 +8,7 @@ shows there.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,17 +101,39 @@ def probe(model: Any, name: str, max_model_len: int) -> Probe:
     tokens = torch.arange(1, PROBE_TOKENS + 1, device=model.device)[None] * 7919 % config.vocab_size
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     expected = model(input_ids=tokens, use_cache=False).logits[0].float()
+    return Probe(_record(model, tokens, name, max_model_len), tokens[0].tolist(), expected)
+
+
+@torch.inference_mode()
+def foresee(skeleton: Any, name: str, max_model_len: int) -> None:
+    """Raise what `probe` would raise of the model once it is loaded, as far as one without weights shows it.
+
+    skeleton: on the meta device, where everything has a shape and nothing a value. A model whose path depends on values
+    (which experts, how long a rotary table) is followed up to there.
+    """
+    # What needs a value says so by a `NotImplementedError` or a plain `RuntimeError`.
+    with suppress(RuntimeError):
+        _record(skeleton, torch.zeros(1, PROBE_TOKENS, dtype=torch.long, device="meta"), name, max_model_len)
+
+
+def _record(model: Any, tokens: torch.Tensor, name: str, max_model_len: int) -> CacheShape:
+    """Run tokens [1, T] through our attention, as a recorder of what it is asked for."""
+    count = tokens.shape[1]
     model.set_attn_implementation(IMPLEMENTATION)
-    recorder = _Recorder(name, config, max_model_len)
-    positions = torch.arange(PROBE_TOKENS, device=model.device)[None]
-    model(
-        input_ids=tokens,
-        position_ids=positions,
-        use_cache=False,
-        logits_to_keep=torch.arange(PROBE_TOKENS, device=model.device),
-        step=recorder,
-    )
-    return Probe(recorder.shape(model.dtype, model.device), tokens[0].tolist(), expected)
+    recorder = _Recorder(name, model.config, max_model_len)
+    try:
+        model(
+            input_ids=tokens,
+            position_ids=torch.arange(count, device=tokens.device)[None],
+            use_cache=False,
+            logits_to_keep=torch.arange(count, device=tokens.device),
+            step=recorder,
+        )
+    except TypeError as error:
+        if "'step'" not in str(error):
+            raise
+        _refuse(name, model.config, "does not hand the arguments of its forward pass on to its attention function")
+    return recorder.shape(model.dtype, tokens.device)
 
 
 def confirm(executor: Executor, seen: Probe, name: str, *, tolerance: float | None = None) -> None:

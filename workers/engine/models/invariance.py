@@ -39,11 +39,14 @@ def self_test(executor: Executor) -> dict[str, Any]:
 
 def _among(trial: Trial, tokens: list[int], length: int) -> torch.Tensor:
     seq = trial.open(tokens[:1], room=len(tokens))
-    other = trial.open([(i + 1) * 104729 % trial.executor.vocab_size for i in range(length)])
+    # No longer than the context each: learned positions end there.
+    longest = max(PROMPT, trial.executor.max_model_len)
+    ids = [(i + 1) * 104729 % trial.executor.vocab_size for i in range(length)]
+    others = [trial.open(ids[start : start + longest]) for start in range(0, length, longest)]
     chain = DraftTree.chain(tokens[1:])
-    logits = trial.run([Feed(other, 0, length), Feed(seq, 0, 1, chain)])[1]
-    trial.cache.free(seq)
-    trial.cache.free(other)
+    logits = trial.run([*(Feed(other, 0, len(other)) for other in others), Feed(seq, 0, 1, chain)])[-1]
+    for opened in (seq, *others):
+        trial.cache.free(opened)
     return logits
 
 

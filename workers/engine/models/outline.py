@@ -14,13 +14,20 @@ from workers.engine.batch import Batch
 from workers.engine.config import EngineConfig
 from workers.engine.errors import InvalidConfig
 from workers.engine.kv_cache import KVCache
-from workers.engine.models.checks import check_config, check_length, context_limit
+from workers.engine.models.checks import check_config, check_length, context_limit, foresee
 from workers.engine.models.completeness import check_tensors
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.fused import covers
 from workers.engine.models.gguf_copy import converted
 from workers.engine.models.quantised import check_quantisable
-from workers.engine.models.reading import eos_token_ids, model_class, read_config, read_tokenizer
+from workers.engine.models.reading import (
+    check_quantisation,
+    eos_token_ids,
+    model_class,
+    read_config,
+    read_tokenizer,
+)
+from workers.engine.models.refusals import refusing
 from workers.engine.models.shapes import cache_shape
 from workers.engine.models.skipping import SkipSet
 from workers.engine.models.sources import Source, quiet
@@ -48,10 +55,15 @@ class Outline:
         self.device = resolve_device(config.device)
         self.config = read_config(source)
         """transformers' config of the model."""
-        self._model_class = model_class(self.config, source)
-        check_config(self.config, self._model_class, self.name)
-        self.max_model_len = context_limit(self.config, self.name, max_model_len, bound)
-        check_length(self.config, self.name, self.max_model_len)
+        self._label = f"{self.name} ({self.config.model_type})"
+        with refusing(self._label):
+            self._model_class = model_class(self.config, source)
+            check_config(self.config, self._model_class, self.name)
+            self.max_model_len = context_limit(self.config, self.name, max_model_len, bound)
+            if self.max_model_len < 1:
+                raise InvalidConfig(f"{self._label}: config.json gives a context of {self.max_model_len} tokens")
+            check_length(self.config, self.name, self.max_model_len)
+            check_quantisation(self.config, source)
         self._source = source
         self._engine = config
         self._int8 = int8
@@ -75,14 +87,18 @@ class Outline:
     @cached_property
     def executor(self) -> UnloadedExecutor:
         """Raises `UnsupportedModel` where its files, the attention backend or int8 layers cannot run this model."""
+        with refusing(f"{self._label} cannot be built from its config.json"):
+            skeleton = self._skeleton()
         if self._source.is_complete:
             self.check_tensors()
-        skeleton = self._skeleton()
-        resolve_attention(self._engine.attention, self.device, skeleton.dtype)
-        if self._int8:
-            check_quantisable(skeleton, self.name, self.device)
-        kind = UnloadedFusedExecutor if covers(skeleton, self.device) else UnloadedExecutor
-        return kind(skeleton, self.device, self.max_model_len)
+        with refusing(self._label):
+            resolve_attention(self._engine.attention, self.device, skeleton.dtype)
+            if self._int8:
+                check_quantisable(skeleton, self.name, self.device)
+            kind = UnloadedFusedExecutor if covers(skeleton, self.device) else UnloadedExecutor
+            executor = kind(skeleton, self.device, self.max_model_len)
+            foresee(skeleton, self.name, self.max_model_len)
+        return executor
 
     def check_tensors(self) -> None:
         """Raise `UnsupportedModel` unless the weight files hold what the model needs; reads their headers alone."""

@@ -77,13 +77,14 @@ def build_executor(
 
     int8: with 8-bit linear layers, for drafts.
     """
-    if int8:
-        check_quantisable(model, name)
-    seen = probe(model, name, max_model_len)
-    kind = FusedExecutor if covers(model) else HuggingFaceExecutor
-    executor = kind(model, load_attention(attention), seen.shape, max_model_len, int8=int8)
-    confirm(executor, seen, name, tolerance=INT8_TOLERANCE if int8 else None)
-    return executor
+    with refusing(f"{name} ({model.config.model_type})"):
+        if int8:
+            check_quantisable(model, name)
+        seen = probe(model, name, max_model_len)
+        kind = FusedExecutor if covers(model) else HuggingFaceExecutor
+        executor = kind(model, load_attention(attention), seen.shape, max_model_len, int8=int8)
+        confirm(executor, seen, name, tolerance=INT8_TOLERANCE if int8 else None)
+        return executor
 
 
 def _load_weights(source: Source, config: EngineConfig, outline: Outline) -> Any:

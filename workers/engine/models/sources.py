@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Iterable, Iterator
@@ -77,6 +78,11 @@ class Source:
         if self.hub_id:
             _download(self.hub_id, [*patterns, *_small_files(self.with_code)])
 
+    def unpulled(self) -> Path | None:
+        """A file of the directory that is a git-lfs pointer, if there is one."""
+        files = [] if self.is_gguf else sorted(self.path.iterdir())
+        return next((file for file in files if file.is_file() and _begins(file, LFS_POINTER)), None)
+
     def content_hash(self) -> str:
         """Hash of names, sizes, headers and sampled bytes of the weights: cheap, and the same wherever they lie.
 
@@ -114,8 +120,7 @@ def resolve(target: str, *, with_code: bool = False) -> Source:
         return Source(target, _packaged(target, ALIASES[target]))
     path = Path(target).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelNotFound(f"{target}: the directory has no config.json")
+        _check_directory(target, path)
         return Source(target, path, with_code=with_code)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -124,20 +129,44 @@ def resolve(target: str, *, with_code: bool = False) -> Source:
         return Source(target, path)  # holds no code
     if path.is_absolute() or target.startswith((".", "~")) or path.suffix == ".gguf" or not _HUB_ID.fullmatch(target):
         raise ModelNotFound(f"{target}: no such directory or file")
-    return Source(target, _download(target, _small_files(with_code)), hub_id=target, with_code=with_code)
+    place = _download(target, _small_files(with_code))
+    _check_directory(target, place)
+    return Source(target, place, hub_id=target, with_code=with_code)
 
 
 def _small_files(with_code: bool) -> list[str]:
     return [*SMALL_FILES, CODE] if with_code else SMALL_FILES
 
 
+def _check_directory(target: str, directory: Path) -> None:
+    """Raise for what is no model: nothing, or an adapter, which transformers leaves out where it cannot load it."""
+    adapter = directory / "adapter_config.json"
+    if adapter.is_file():
+        raise UnsupportedModel(
+            f"{target} holds an adapter (adapter_config.json{_base_of(adapter)}), which would be left out: merge it "
+            "into its base model, and name the merged one"
+        )
+    if not (directory / "config.json").is_file():
+        raise ModelNotFound(f"{target}: the directory has no config.json")
+
+
+def _base_of(adapter: Path) -> str:
+    try:
+        return f" for {json.loads(adapter.read_bytes())['base_model_name_or_path']}"
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
 def _check_magic(file: Path) -> None:
-    with file.open("rb") as stream:
-        start = stream.read(len(LFS_POINTER))
-    if start == LFS_POINTER:
+    if _begins(file, LFS_POINTER):
         raise UnsupportedModel(f"{file}: {NOT_PULLED}")
-    if start[:4] not in (b"GGUF", b"FUGG"):
+    if not _begins(file, b"GGUF"):
         raise UnsupportedModel(f"{file}: not a GGUF file, by its first bytes")
+
+
+def _begins(file: Path, start: bytes) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(len(start)) == start
 
 
 def _packaged(alias: str, packaged: Packaged) -> Path:
