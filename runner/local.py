@@ -13,6 +13,7 @@ from runner.summary import JobSummary, summarise
 from scheduler.finishing import finish_if_done
 from storage.records import ChunkState, Job
 from workers.chunk import ChunkStatus, fail_job
+from workers.engine import phases
 from workers.engine.errors import EngineStopped
 from workers.errors import LOAD_FAILED, EngineFailed, LoadFailed
 from workers.worker import Draining, Worker
@@ -121,7 +122,7 @@ class LocalRun:
             return "draining"
         if worker.busy == 0:
             return "waiting for rows that another process holds" if self._running_elsewhere(worker) else ""
-        return "loading the model" if loading else ""
+        return phases.current() or ("loading the model" if loading else "")
 
     def _running_elsewhere(self, worker: Worker) -> bool:
         running = self._store.list_chunks(self._job.id, (ChunkState.RUNNING,))

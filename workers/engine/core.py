@@ -15,6 +15,7 @@ from workers.engine.config import EngineConfig
 from workers.engine.controller import Controller, StepCost, make_controller
 from workers.engine.detokenizer import StopScanner
 from workers.engine.errors import EngineError
+from workers.engine.kernels.parallel import working_clock
 from workers.engine.kv_cache import KVCache
 from workers.engine.kv_memory import DraftMemory, KVPlan, log_plan, plan_kv
 from workers.engine.models.executor import LoadedModel
@@ -121,7 +122,7 @@ class EngineCore:
 
     def step(self) -> list[Completion]:
         """One target pass: every scheduled sequence advances. Returns the requests that finished in it."""
-        started = time.perf_counter()
+        started = working_clock()
         with self._timed("schedule"):
             feeds = self.batcher.schedule()
         with self._timed("draft"):
@@ -137,7 +138,7 @@ class EngineCore:
         with self._timed("commit"):
             self._commit(feeds, verdicts)
             self._learn(emitting, verdicts)
-        self._account(feeds, lengths, time.perf_counter() - started)
+        self._account(feeds, lengths, working_clock() - started)
         with self._timed("retire"):
             return self._retire_finished(verdicts)
 
@@ -236,9 +237,9 @@ class EngineCore:
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started = working_clock()
         yield
-        self.profile.add(part, time.perf_counter() - started)
+        self.profile.add(part, working_clock() - started)
 
     def _account(self, feeds: Seq[Feed], lengths: Seq[int], seconds: float) -> None:
         """Charge each sequence its share of the step, by rows; tell the controller what drafts of `lengths` took."""

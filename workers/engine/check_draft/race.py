@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 
 from workers.engine.core import EngineCore
 from workers.engine.errors import InvalidConfig
+from workers.engine.kernels.parallel import working_clock
 from workers.engine.request import Completion, FinishReason, Request
 from workers.engine.stats import AcceptanceStats
 
@@ -46,12 +46,12 @@ class Run:
 
     def step(self) -> None:
         """One step of the engine. Raises `InvalidConfig` for a request that ends in an error."""
-        started = time.perf_counter()
+        started = working_clock()
         self._admit()
         full = self._running == self._batch and self._core.is_decoding
         drafted = self._core.profile.seconds.get("draft", 0.0)
         finished = self._core.step()
-        seconds = time.perf_counter() - started
+        seconds = working_clock() - started
         self.seconds += seconds
         if full:
             self.steps.append(seconds)

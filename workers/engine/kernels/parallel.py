@@ -14,8 +14,10 @@ import ctypes
 import inspect
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -28,6 +30,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from workers.engine.cache_directory import cache_directory
+from workers.engine.phases import ONCE, phase
 
 F = TypeVar("F", bound=Callable[..., Any])
 Launch = Callable[[int, Any, int], None]
@@ -40,6 +43,23 @@ GRAIN = 16384
 
 _log = logging.getLogger(__name__)
 _compiling = threading.Lock()
+
+
+@dataclass(slots=True)
+class _Compiled:
+    """What compiling took in this process so far."""
+
+    seconds: float = 0.0
+    kernels: int = 0
+    """Those that no cache had."""
+
+
+_compiled = _Compiled()
+
+
+def working_clock() -> float:
+    """Seconds by a clock that stands still while kernels compile: what is timed with it is the work itself."""
+    return time.perf_counter() - _compiled.seconds
 
 
 def inlined(function: F) -> F:
@@ -116,6 +136,17 @@ class Kernel:
         return self._compiled.address  # type: ignore[no-any-return]
 
     def _compile(self) -> Any:
+        started = time.perf_counter()
+        try:
+            with phase(f"compiling kernels ({ONCE})") as compiling:
+                compiling.progress = f"{_compiled.kernels} done" if _compiled.kernels else ""
+                kernel = self._build()
+                _compiled.kernels += not kernel.cache_hits
+                return kernel
+        finally:
+            _compiled.seconds += time.perf_counter() - started
+
+    def _build(self) -> Any:
         folder = _cache_folder()
         # Nothing but the decoration reads the setting; _compiling keeps other kernels out meanwhile.
         before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder or "")

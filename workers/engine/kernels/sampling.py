@@ -224,3 +224,10 @@ _DRAW = {
     torch.float32: Kernel(_draw_float32),
     torch.float64: Kernel(_draw_float64),
 }
+
+
+def compile_kernels(dtype: torch.dtype) -> None:
+    """Compile now what would be compiled when the first token of logits of this type is drawn."""
+    for kernels in (_ARGMAX, _DRAW):
+        if dtype in kernels:
+            kernels[dtype].compile()

@@ -6,7 +6,6 @@ parameters; the copy loads in one. Delete the directory at any time; it is made 
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ from workers.engine.models.completeness import check_filled
 from workers.engine.models.reading import read_tokenizer
 from workers.engine.models.refusals import refusing
 from workers.engine.models.sources import Source, quiet
+from workers.engine.phases import PercentReader, phase
 
 VERSION = 2
 """Raise it when the conversion changes."""
@@ -66,7 +66,13 @@ def _convert(source: Source, directory: Path) -> None:
     from transformers import AutoModelForCausalLM, GgufConfig
 
     # The unpacking loop draws a progress bar that no setting turns off.
-    with refusing(source.name), quiet(), redirect_stderr(io.StringIO()), source.directory() as location:
+    with (
+        phase(f"converting {source.path.name}", once=True) as converting,
+        refusing(source.name),
+        quiet(),
+        redirect_stderr(PercentReader(converting)),
+        source.directory() as location,
+    ):
         tokenizer = read_tokenizer(source)
         model, info = AutoModelForCausalLM.from_pretrained(
             location,

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from workers.engine.attention.backend import load_attention, resolve_attention
 from workers.engine.config import EngineConfig
+from workers.engine.kernels.sampling import compile_kernels
 from workers.engine.models.checks import INT8_TOLERANCE, confirm, probe
 from workers.engine.models.completeness import check_filled
 from workers.engine.models.executor import LoadedModel
@@ -24,6 +25,7 @@ from workers.engine.models.outline import CPU_DTYPES, Outline
 from workers.engine.models.quantised import check_quantisable
 from workers.engine.models.refusals import refusing
 from workers.engine.models.sources import Source, quiet, resolve
+from workers.engine.phases import phase
 
 
 def load_pretrained(
@@ -38,9 +40,13 @@ def load_pretrained(
     tokenizer, vocabulary = outline.tokenizer, outline.vocabulary
     source.fetch_weights()
     outline.check_tensors()
-    model = _load_weights(source, config, outline)
-    attention = resolve_attention(config.attention, outline.device, model.dtype)
-    executor = build_executor(model, attention, target, outline.max_model_len, int8=int8)
+    with phase("loading weights"):
+        model = _load_weights(source, config, outline)
+    with phase("checking the model"):
+        attention = resolve_attention(config.attention, outline.device, model.dtype)
+        executor = build_executor(model, attention, target, outline.max_model_len, int8=int8)
+        tested = self_test(executor)
+        compile_kernels(model.dtype)
     return LoadedModel(
         executor=executor,
         tokenizer=tokenizer,
@@ -55,7 +61,7 @@ def load_pretrained(
             "device": str(outline.device),
             "vocabulary": vocabulary,
             "remote_code": source.code_hashes(),
-            **self_test(executor),
+            **tested,
         },
     )
 
