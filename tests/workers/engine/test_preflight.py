@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.models.test_architectures import ACCEPTED
-from tests.workers.engine.models.tiny import VOCAB, config_of, save
+from tests.workers.engine.models.tiny import ACCEPTED, VOCAB, WEIGHED, config_of, save
 from tests.workers.engine.speculators.drafts import (
     LAYER,
     eagle1_tensors,
@@ -347,12 +346,23 @@ def test_a_skip_set_is_that_of_the_very_weights(llama: str) -> None:
     EngineCore(config)
 
 
+OWN_SIZES = {"Mistral", "Gemma4Text", "Falcon", "Mpt"}
+
+
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [*((name, torch.float32) for name in ACCEPTED), ("Llama", torch.bfloat16), ("Llama", torch.float16)],
+    ("name", "changes", "dtype"),
+    [
+        *((name, {}, torch.float32) for name in ACCEPTED),
+        *((name, changes, torch.float32) for name, changes in WEIGHED if name in OWN_SIZES),
+        ("Llama", {}, torch.bfloat16),
+        ("Llama", {}, torch.float16),
+    ],
 )
-def test_an_outline_has_the_sizes_of_the_loaded_model(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    config = EngineConfig(target=save(tmp_path, config_of(name), dtype=dtype))
+def test_an_outline_has_the_sizes_of_the_loaded_model(
+    name: str, changes: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    target = save(tmp_path, config_of(name, **changes), dtype=dtype)
+    config = EngineConfig(target=target, max_model_len=200)
     outline, loaded = outline_model(config), load_model(config)
     assert outline.executor.cache_shape == loaded.executor.cache_shape
     assert outline.executor.vocab_size == loaded.executor.vocab_size

@@ -1,4 +1,4 @@
-"""Models with windows, softcaps, sinks and layers of several sizes: the answers of transformers, however they come."""
+"""Models with windows, softcaps, sinks, ALiBi, layers of several sizes: transformers' answers, however they come."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "every layer slides": ("Mistral", {"sliding_window": 13}),
     "alternating, softcap": ("Gemma2", {"sliding_window": 13, "attn_logit_softcapping": 5.0}),
     "alternating, sinks": ("GptOss", {"sliding_window": 13}),
+    "ALiBi": ("Bloom", {}),
     "head sizes, shared keys": ("Gemma4Text", {"sliding_window": 13}),
 }
 WAYS: dict[str, dict[str, Any]] = {
@@ -52,7 +53,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], World]:
             untouched.generate(torch.tensor([one.prompt_token_ids]), max_new_tokens=30, do_sample=False)[0, 60:]
             for one in LONG
         ]
-        model = load_model(EngineConfig(str(folder)))
+        model = load_model(EngineConfig(str(folder), max_model_len=200))
         core = EngineCore(EngineConfig(str(folder), max_batch=1, kv_blocks=200, prefix_reuse=False), model=model)
         return World(model, run(core, REQUESTS), [tokens.tolist() for tokens in expected])
 

@@ -18,18 +18,20 @@ from torch.nn.functional import scaled_dot_product_attention
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.kv_cache import CacheShape, LayerShape
 from workers.engine.models.executor import Executor
-from workers.engine.models.hf import IMPLEMENTATION
+from workers.engine.models.hf import carrying
+from workers.engine.models.rewired import can_ask, use_own_attention, use_packed_attention
 from workers.engine.models.shapes import effective_window, longest_window, windows
 from workers.engine.models.trial import Trial
 
 PROBE_TOKENS = 8
-HONOURED = {"sliding_window", "softcap", "s_aux"}
+HONOURED = {"sliding_window", "softcap", "slopes", "s_aux"}
 """What `hf.weighing_of` makes of a model's extra arguments."""
 HARMLESS = {
     "cache", "cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states",
     "output_router_logits", "position_embeddings", "position_ids", "return_dict", "use_cache",
     *HONOURED,
 }  # fmt: skip
+SUPPORTED_LAYERS = {"full_attention", "attention", "sliding_attention"}
 HALF_TOLERANCE = 0.1
 INT8_TOLERANCE = 0.5
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -41,7 +43,7 @@ def context_limit(config: Any, name: str, requested: int | None, bound: int | No
 
     Raises `InvalidConfig` when more are asked for than there are positions, and when nothing says how many.
     """
-    limit: int | None = getattr(config, "max_position_embeddings", None)
+    limit: int | None = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if limit is not None and requested is not None and requested > limit:
         raise InvalidConfig(f"max_model_len is {requested}, but {name} has {limit} positions")
     known = [length for length in (requested or limit, bound) if length is not None]
@@ -54,14 +56,15 @@ def check_config(config: Any, model_class: Any, name: str) -> None:
     """Raise `UnsupportedModel`, naming the model and the reason, for what packed attention never honours."""
     if config.is_encoder_decoder:
         _refuse(name, config, "is an encoder-decoder model; only decoders can run")
-    if not getattr(model_class, "_supports_attention_backend", False):
-        _refuse(name, config, "does not take its attention from transformers' AttentionInterface")
-    layers = set(getattr(config, "layer_types", None) or ())
-    unknown = layers - {"full_attention", "attention", "sliding_attention"}
-    if unknown:
-        _refuse(name, config, f"has layers of kind {', '.join(sorted(unknown))}; only full attention is supported")
     if getattr(config, "kv_lora_rank", None):
-        _refuse(name, config, "has multi-head latent attention (MLA)")
+        _refuse(name, config, "has multi-head latent attention (MLA), which is not supported")
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    unknown = ", ".join(sorted(set(kinds) - SUPPORTED_LAYERS))
+    if unknown:
+        what = "is a hybrid with" if set(kinds) & SUPPORTED_LAYERS else "has"
+        _refuse(name, config, f"{what} layers of kind {unknown}; only full and sliding attention is supported")
+    if not can_ask(model_class):
+        _refuse(name, config, "does not take its attention from transformers' AttentionInterface")
 
 
 def check_length(config: Any, name: str, max_model_len: int) -> None:
@@ -99,7 +102,7 @@ def probe(model: Any, name: str, max_model_len: int) -> Probe:
     config = model.config
     # Ordinary tokens: a run of special ones drives bfloat16 models into chaos.
     tokens = torch.arange(1, PROBE_TOKENS + 1, device=model.device)[None] * 7919 % config.vocab_size
-    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    use_own_attention(model)
     expected = model(input_ids=tokens, use_cache=False).logits[0].float()
     return Probe(_record(model, tokens, name, max_model_len), tokens[0].tolist(), expected)
 
@@ -119,20 +122,15 @@ def foresee(skeleton: Any, name: str, max_model_len: int) -> None:
 def _record(model: Any, tokens: torch.Tensor, name: str, max_model_len: int) -> CacheShape:
     """Run tokens [1, T] through our attention, as a recorder of what it is asked for."""
     count = tokens.shape[1]
-    model.set_attn_implementation(IMPLEMENTATION)
+    use_packed_attention(model)
     recorder = _Recorder(name, model.config, max_model_len)
-    try:
+    with carrying(recorder):
         model(
             input_ids=tokens,
             position_ids=torch.arange(count, device=tokens.device)[None],
             use_cache=False,
             logits_to_keep=torch.arange(count, device=tokens.device),
-            step=recorder,
         )
-    except TypeError as error:
-        if "'step'" not in str(error):
-            raise
-        _refuse(name, model.config, "does not hand the arguments of its forward pass on to its attention function")
     return recorder.shape(model.dtype, tokens.device)
 
 

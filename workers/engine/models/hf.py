@@ -1,11 +1,14 @@
 """Any transformers causal LM over packed rows, through its AttentionInterface.
 
 All rows travel as one sequence [1, T]; our attention function replaces the model's, and everything it needs comes as a
-keyword argument of the forward pass. No mask is built, no transformers cache is used, no attribute is set on the model.
+context of the forward pass. No mask is built, no transformers cache is used, no attribute is set on the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,6 +42,19 @@ class LayerAttention(Protocol):
         ...
 
 
+_carried: ContextVar[LayerAttention] = ContextVar("nightdraft_step")
+
+
+@contextmanager
+def carrying(step: LayerAttention) -> Iterator[None]:
+    """For a forward pass in here, `step` attends. Not an argument of it: not every model hands its arguments on."""
+    token = _carried.set(step)
+    try:
+        yield
+    finally:
+        _carried.reset(token)
+
+
 def packed_attention(
     module: Any,
     query: torch.Tensor,
@@ -46,14 +62,12 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    *,
-    step: LayerAttention,
     **extra: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers calls: [1, H, T, D] in, [1, T, H, D] out."""
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    return step.layer(module, q, k, v, scale, {"attention_mask": attention_mask, **extra})[None], None
+    return _carried.get().layer(module, q, k, v, scale, {"attention_mask": attention_mask, **extra})[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, packed_attention)
@@ -78,7 +92,7 @@ class CachedStep:
 def weighing_of(extra: dict[str, Any], max_model_len: int) -> Weighing:
     """What transformers hands to an attention function beyond a plain softmax."""
     window = effective_window(extra.get("sliding_window"), max_model_len)
-    return Weighing(window, softcap=extra.get("softcap"), sinks=extra.get("s_aux"))
+    return Weighing(window, extra.get("softcap"), extra.get("slopes"), extra.get("s_aux"))
 
 
 class HuggingFaceExecutor:
@@ -105,14 +119,14 @@ class HuggingFaceExecutor:
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
         step = CachedStep(batch, cache, self.attention.prepare(batch, cache), self.max_model_len)
-        out = self._model(
-            input_ids=batch.input_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            logits_to_keep=batch.logits_rows,
-            output_hidden_states=bool(cache.hidden),
-            step=step,
-        )
+        with carrying(step):
+            out = self._model(
+                input_ids=batch.input_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                logits_to_keep=batch.logits_rows,
+                output_hidden_states=bool(cache.hidden),
+            )
         for layer in cache.hidden:
             # transformers lists what enters each layer, and last what the final norm gives.
             write_hidden(out.hidden_states[layer][0], layer, batch, cache)

@@ -41,7 +41,11 @@ def _layer_configs(config: Any) -> list[Any]:
 
 def _layer(config: Any) -> LayerShape:
     heads = int(config.num_attention_heads)
+    kv_heads = getattr(config, "num_key_value_heads", None)
+    if config.model_type == "falcon":
+        alone = config.multi_query and not config.new_decoder_architecture
+        kv_heads = 1 if alone else config.num_kv_heads
     return LayerShape(
-        int(getattr(config, "num_key_value_heads", None) or heads),
+        int(kv_heads or heads),
         int(getattr(config, "head_dim", None) or config.hidden_size // heads),
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.models.tiny import LONGROPE, VOCAB, build, config_of, prompt
+from tests.workers.engine.models.tiny import ACCEPTED, LONGROPE, VOCAB, WEIGHED, build, config_of, prompt
 from workers.engine.batch import Feed
 from workers.engine.errors import InvalidConfig, UnsupportedModel
 from workers.engine.models.checks import check_config, check_length, context_limit, probe
@@ -17,32 +17,8 @@ from workers.engine.models.pretrained import build_executor
 from workers.engine.models.trial import Trial
 from workers.engine.tree import DraftTree
 
-ACCEPTED = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "GPTNeoX", "Phi", "Phi3", "GPT2", "OPT", "Mixtral", "Olmo2"]
 FUSED = {"Llama", "Mistral", "Qwen2", "Qwen3"}
 LIMIT = 200
-WEIGHED: list[tuple[str, dict[str, Any]]] = [
-    ("Mistral", {"sliding_window": 17}),
-    ("Mixtral", {"sliding_window": 17}),
-    ("Qwen2", {"sliding_window": 17, "use_sliding_window": True, "max_window_layers": 1}),
-    ("Qwen3", {"sliding_window": 17, "use_sliding_window": True, "max_window_layers": 1}),
-    ("Phi3", {"sliding_window": 17}),
-    ("Starcoder2", {"sliding_window": 17}),
-    ("Ministral", {"sliding_window": 17}),
-    ("Cohere2", {"sliding_window": 17}),
-    ("Olmo3", {"sliding_window": 17}),
-    ("Exaone4", {"sliding_window": 17}),
-    ("Gemma2", {"sliding_window": 17, "attn_logit_softcapping": 3.0}),
-    ("VaultGemma", {"sliding_window": 17, "attn_logit_softcapping": 3.0}),
-    ("Gemma3Text", {}),
-    ("Gemma3nText", {}),
-    ("Gemma4Text", {}),
-    ("GptOss", {}),
-    ("GraniteSWA", {"sliding_window": 17}),
-    ("ModernBertDecoder", {}),
-    ("Afmoe", {"sliding_window": 17}),
-    ("Cwm", {"sliding_window": 17}),
-    ("SmolLM3", {"sliding_window": 17, "use_sliding_window": True}),
-]
 
 
 def load(config: Any, attention: str = "numba", dtype: torch.dtype = torch.float32) -> tuple[Executor, Any]:
@@ -94,10 +70,10 @@ def test_float64_models_run_on_the_reference_backend() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("Lfm2", {}, "layers of kind conv"),
+        ("Lfm2", {}, "is a hybrid with layers of kind conv"),
         ("DeepseekV3", {}, "MLA"),
-        ("Bloom", {}, "AttentionInterface"),
-        ("Mamba2", {}, "AttentionInterface"),
+        ("GPTNeo", {}, "AttentionInterface"),
+        ("Mamba2", {}, "has layers of kind linear_attention"),
         ("Phi3", LONGROPE, "more than 64 positions: set max_model_len to 64 or less"),
     ],
 )  # fmt: skip

@@ -98,7 +98,7 @@ def test_problems_show_before_weights_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "mamba"}, "AttentionInterface"),
+        ({"model_type": "mamba"}, "has layers of kind linear_attention"),
         ({"model_type": "t5"}, "not a causal language model"),
         ({"model_type": "whisper"}, "encoder-decoder"),
         ({"model_type": "clip"}, "not a causal language model"),
