@@ -39,5 +39,5 @@ def _given(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def _word(path: str) -> str:
-    name = PurePosixPath(path).name.removesuffix(".parquet").removesuffix(".gguf")
-    return re.sub(r"[^a-z0-9]+", "-", name.split(":")[0].lower()).strip("-")[:40] or "job"
+    name = PurePosixPath(path).name.lower().removesuffix(".parquet").removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9]+", "-", name.split(":")[0]).strip("-")[:40] or "job"

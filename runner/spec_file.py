@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from runner.errors import SpecError, UsageError
+from storage.conversion import remedy
 
 
 def read_spec_file(path: str | Path) -> dict[str, Any]:
@@ -79,7 +80,8 @@ def _parse(file: Path, text: str) -> Any:
     except SpecError as error:
         raise SpecError(*(f"{file}: {problem}" for problem in error.problems)) from error
     except json.JSONDecodeError as error:
-        raise SpecError(f"{file} is not JSON: {error}") from error
+        lines = remedy(str(file)) if error.msg == "Extra data" else ""
+        raise SpecError(f"{file} is not JSON: {error}{lines}") from error
     except yaml.YAMLError as error:
         raise SpecError(f"{file} is not YAML: {error}") from error
 

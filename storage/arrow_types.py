@@ -61,15 +61,23 @@ def to_plain(array: pa.Array) -> pa.Array:
 
 
 def unwritable(schema: pa.Schema) -> Iterator[tuple[str, str]]:
-    """The columns that an export could not write, by name, and why: each is tried on two rows without a value."""
+    """The columns that an export could not write, by name, and why: each type is tried on two rows without a value."""
+    found: dict[pa.DataType, str] = {}
     for field in schema:
-        try:
-            kind = exported_type(field.type)
-            _require_casts(field.type)
-            rows = to_plain(pa.nulls(2, field.type)).take(pa.array([1, 0])).cast(kind)
-            pq.write_table(pa.table([rows], schema=pa.schema([pa.field("x", kind)])), io.BytesIO())
-        except (pa.ArrowException, TypeError) as error:
-            yield field.name, str(error)
+        if field.type not in found:
+            found[field.type] = _why_unwritable(field.type)
+        if found[field.type]:
+            yield field.name, found[field.type]
+
+
+def _why_unwritable(kind: pa.DataType) -> str:
+    try:
+        _require_casts(kind)
+        rows = to_plain(pa.nulls(2, kind)).take(pa.array([1, 0])).cast(exported_type(kind))
+        pq.write_table(pa.table([rows], names=["x"]), io.BytesIO())
+    except (pa.ArrowException, TypeError) as error:
+        return str(error)
+    return ""
 
 
 def _require_casts(kind: pa.DataType) -> None:

@@ -33,7 +33,7 @@ class Unreadable:
     """Rows of which at least one column cannot be decoded: their page, or one before it in their row group, is broken.
 
     What a reader decodes of a row group it decodes from the group's start, so that a damaged page takes the rest of its
-    column in that row group with it.
+    column in that row group with it; all of it, if values are missing.
     """
 
     rows: pa.RecordBatch
@@ -111,16 +111,20 @@ class _Reader:
 
     def _of_group(self, group: int) -> Iterator[pa.RecordBatch | Unreadable]:
         """All rows of a row group; from the first batch that cannot be decoded on, column by column."""
-        size = _batch_rows(self.path, self.file.metadata.row_group(group), self.batch_rows)
-        read = 0
+        metadata = self.file.metadata.row_group(group)
+        size, read = 1, 0
         try:
+            size = _batch_rows(self.path, metadata, self.batch_rows)
             for batch in self.file.iter_batches(size, row_groups=[group], columns=self.columns, use_threads=False):
+                if read + batch.num_rows > metadata.num_rows:
+                    break
                 # Asking for "a" also gives a column named "a.b".
                 yield batch.select(self.columns)
                 read += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             if not _is_damage(self.path, error):
                 raise
+        if read < metadata.num_rows:
             yield from _salvage(self.path, self.file, group, self.columns, size, read)
 
     def _group_of(self, file_row: int) -> tuple[int, int]:
@@ -140,10 +144,11 @@ def _batch_rows(path: str, group: Any, most: int) -> int:
     """
     columns = [group.column(place) for place in range(group.num_columns)]
     pages = sum(column.total_uncompressed_size for column in columns)
-    if most * sum(column.total_uncompressed_size * _per_row(column, group) for column in columns) <= BATCH_BYTES:
+    with_dictionary = [column for column in columns if not _DICTIONARY.isdisjoint(column.encodings)]
+    repeated = sum(column.total_uncompressed_size * _per_row(column, group) for column in with_dictionary)
+    if pages + most * repeated <= BATCH_BYTES:
         return most
-    repeated = max(_dictionary_bytes(path, group, columns), 1)
-    rows = BATCH_BYTES // repeated
+    rows = BATCH_BYTES // max(_dictionary_bytes(path, group, with_dictionary), 1)
     if pages > BATCH_BYTES:
         rows = min(rows, CAREFUL_ROWS, BATCH_BYTES * max(group.num_rows, 1) // pages)
     return int(min(max(rows, 1), most))
@@ -160,11 +165,10 @@ def _dictionary_bytes(path: str, group: Any, columns: Sequence[Any]) -> int:
     total = 0
     with filesystem.open_input_file(inner) as source:
         for column in columns:
+            found = None
             if column.has_dictionary_page:
-                header = source.read_at(_HEADER_START, column.dictionary_page_offset)
-                total += (_page_bytes(header) or column.total_uncompressed_size) * _per_row(column, group)
-            elif not _DICTIONARY.isdisjoint(column.encodings):
-                total += column.total_uncompressed_size * _per_row(column, group)
+                found = _page_bytes(source.read_at(_HEADER_START, column.dictionary_page_offset))
+            total += (found or column.total_uncompressed_size) * _per_row(column, group)
     return total
 
 
@@ -237,6 +241,7 @@ class _Column:
         """The first row of the group that cannot be read."""
         self.reason = ""
         self._file = open_parquet(path)
+        self._require_all_rows()
 
     def close(self) -> None:
         self._file.close()
@@ -256,6 +261,9 @@ class _Column:
     def _pieces(self) -> Iterator[pa.Array]:
         """The values in pieces of at most `size` rows."""
         start = 0
+        if not self.broken_at:
+            yield from self._nulls(0)
+            return
         try:
             for piece in self._decoded(self._size):
                 yield piece
@@ -275,10 +283,23 @@ class _Column:
         except (pa.ArrowException, OSError) as error:
             self._require_damage(error)
             self.broken_at, self.reason = done, " ".join(str(error).split())
-            while done < self._num_rows:
-                length = min(self._size, self._num_rows - done)
-                yield pa.nulls(length, self._kind)
-                done += length
+            yield from self._nulls(done)
+
+    def _nulls(self, start: int) -> Iterator[pa.Array]:
+        for first in range(start, self._num_rows, self._size):
+            yield pa.nulls(min(self._size, self._num_rows - first), self._kind)
+
+    def _require_all_rows(self) -> None:
+        """Give the whole column up if it has another number of values than there are rows: nobody knows whose are
+        missing."""
+        count = 0
+        try:
+            count = sum(map(len, self._decoded(self._size)))
+        except (pa.ArrowException, OSError) as error:
+            self._require_damage(error)  # where that is comes to light while the rows are read
+            return
+        if count != self._num_rows:
+            self.broken_at, self.reason = 0, f"its pages hold {count} of {self._num_rows} values"
 
     def _decoded(self, size: int) -> Iterator[pa.Array]:
         for batch in self._file.iter_batches(size, row_groups=[self._group], columns=[self.name], use_threads=False):
