@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -260,9 +261,9 @@ def _slices(files: Sequence[InputFile], lost: Collection[int], limit: int, sourc
         batches = _nulls(source, wanted) if file.index in lost else read_rows(file.path, 0, wanted)
         for batches_of_slice in _in_slices(batches):
             rows = [batch.rows if isinstance(batch, Unreadable) else batch for batch in batches_of_slice]
-            tables = [
-                _with_partitions(_same(pa.Table.from_batches([batch]), source), file, partitions) for batch in rows
-            ]
+            # Batches with a damaged row have a schema of their own.
+            alike = (pa.Table.from_batches(list(run)) for _, run in groupby(rows, lambda batch: batch.schema))
+            tables = [_with_partitions(_same(table, source), file, partitions) for table in alike]
             damaged = sum(batch.rows.num_rows for batch in batches_of_slice if isinstance(batch, Unreadable))
             num_rows = sum(batch.num_rows for batch in rows)
             yield _Slice(first, num_rows, pa.concat_tables(tables), damaged)
