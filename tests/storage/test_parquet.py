@@ -249,7 +249,8 @@ def test_damage_anywhere_costs_rows_of_its_own_row_group_only(tmp_path: Path) ->
     for _ in range(60):
         group = rng.randrange(4)
         column = pq.ParquetFile(path).metadata.row_group(group).column(rng.randrange(3))
-        at = (column.dictionary_page_offset or column.data_page_offset) + rng.randrange(column.total_compressed_size - 1)
+        start = column.dictionary_page_offset or column.data_page_offset
+        at = start + rng.randrange(column.total_compressed_size - 1)
         (tmp_path / "b.parquet").write_bytes(whole[:at] + rng.randbytes(2) + whole[at + 2 :])
         place = 0
         for part in scanning.read_rows(str(tmp_path / "b.parquet"), 0, 200):
