@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from runner.draft_advice import NEAR_ZERO, likely_causes
 from runner.errors import ExitCode, UsageError
 from runner.prompt_rows import prepared_prompts
 from runner.spec import JobSpec
@@ -41,6 +42,10 @@ def check_draft(spec: JobSpec, *, batches: Sequence[int] | None, as_json: bool) 
         print_json(_as_json(report))
     else:
         _show(report)
+        print(_recommended(report))
+    if report.counts.tested and report.counts.intervals[0][1] < NEAR_ZERO:
+        causes = likely_causes(config.speculation, {"temperature": prompts.params.temperature})
+        note(f"warning: next to no draft begins with a token that is accepted. {causes}")
     if report.identical or config.speculation.verify != "exact":
         return ExitCode.OK
     note("the tokens differ from those of plain decoding, which must not be: please report it, with the two models")
@@ -58,6 +63,7 @@ def _as_json(report: DraftReport) -> dict[str, Any]:
         "survival": counts.survival,
         "mean_acceptance_length": counts.mean_acceptance_length,
         "failed_rules": [rule.name for rule in report.failed_rules],
+        "recommendations": [asdict(one) for one in report.recommendations],
         "undecided_rules": [rule.name for rule in report.undecided_rules],
     }
 
@@ -113,6 +119,20 @@ def _show(report: DraftReport) -> None:
         ],
         title=_verdict(report),
     )
+
+
+def _recommended(report: DraftReport) -> str:
+    """Which length to take, batch by batch, in one sentence."""
+    parts = []
+    for one in report.recommendations:
+        if not one.length:
+            parts.append(f"batch {one.batch}: none, plain decoding is as fast or faster")
+            continue
+        longer = f", or more: measure with --max-draft-tokens {2 * one.length}" if one.is_longest else ""
+        parts.append(
+            f"batch {one.batch}: --max-draft-tokens {one.length} (about {one.speedup:.2f} times as fast{longer})"
+        )
+    return "recommended draft length: " + "; ".join(parts)
 
 
 def _positions(counts: AcceptanceCounts) -> list[tuple[Any, ...]]:

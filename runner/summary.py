@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from runner.draft_advice import draft_warning
 from runner.errors import ExitCode
 from scheduler.recovery import as_it_stands
 from storage.records import Job, JobProgress, JobState
@@ -52,6 +53,8 @@ class JobSummary:
     error_message: str | None
     notes: tuple[str, ...]
     """What was told of the input when the job was submitted."""
+    draft_warning: str | None = None
+    """What to say when next to none of the drafted tokens were accepted."""
     interrupted: bool = False
     """It has begun and has not ended, and nobody works on it."""
 
@@ -104,6 +107,7 @@ def summarise(job: Job, progress: JobProgress, now: datetime | None = None, *, i
         error_code=job.error_code,
         error_message=job.error_message and redacted(job.error_message),
         notes=job.notes,
+        draft_warning=draft_warning(job, progress),
         interrupted=interrupted,
     )
 

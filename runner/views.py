@@ -97,6 +97,8 @@ def _job_fields(job: JobSummary) -> dict[str, Any]:
         fields["next"] = nobody_works(job.name)
     if job.error_message:
         fields["error"] = f"{job.error_code}: {job.error_message}"
+    if job.draft_warning:
+        fields["warning"] = job.draft_warning
     if job.notes:
         fields["of the input"] = "; ".join(job.notes)
     return fields

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from workers.engine.check_draft.acceptance import AcceptanceCounts, rate_interval
 
 FASTER, ACCEPTED, SMALLER = 5.0, 0.7, 0.2
+WORTH_IT = 1.03
+"""A speedup that is recommended at the least: as much as policy auto asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,41 @@ class BatchReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Recommendation:
+    """How long drafts should be at one batch size."""
+
+    batch: int
+    length: int
+    """Tokens along one path; 0: plain decoding is as fast or faster."""
+    speedup: float
+    """Expected of that length, by the measured one of full length; 1 where nothing is to be drafted."""
+    is_longest: bool
+    """It is the longest that was measured: a longer one may be better still."""
+
+
+def recommend(batch: BatchReport, survival: Seq[float], depth: int) -> Recommendation:
+    """The length with the best expected tokens per second, if it beats plain decoding by `WORTH_IT`.
+
+    A step with drafts of length k emits 1 + the first k of `survival` tokens. Drafting takes as long for each level,
+    and verification grows evenly from a plain step to that of `depth` levels. What the clock said of full drafts
+    (prompts and thin batches included), beside what this predicts of them, corrects the others.
+    """
+    whole = batch.tokens_per_step * batch.plain_step / batch.predicted_speedup
+    level = max(0.0, whole - batch.verify_step) / depth
+    survival = [*survival, *[0.0] * depth][:depth]
+
+    def speedup(length: int) -> float:
+        verify = batch.plain_step + (batch.verify_step - batch.plain_step) * length / depth
+        return (1 + sum(survival[:length])) * batch.plain_step / (length * level + verify)
+
+    corrected = min(1.0, batch.measured_speedup / max(speedup(depth), 1e-9))
+    length, best = max(((n, corrected * speedup(n)) for n in range(1, depth + 1)), key=lambda found: found[1])
+    if best < WORTH_IT:
+        return Recommendation(batch.batch, 0, 1.0, is_longest=False)
+    return Recommendation(batch.batch, length, best, is_longest=length == depth)
+
+
+@dataclass(frozen=True, slots=True)
 class DraftReport:
     """What `check_draft` found."""
 
@@ -75,6 +113,13 @@ class DraftReport:
     """Of the target's hidden states that the draft reads; they are kept in the slots of the target's KV cache."""
     batches: tuple[BatchReport, ...]
     rules: tuple[Rule, ...]
+    depth: int
+    """Length of the drafts that were measured."""
+
+    @property
+    def recommendations(self) -> tuple[Recommendation, ...]:
+        """One for each batch size."""
+        return tuple(recommend(batch, self.counts.survival, self.depth) for batch in self.batches)
 
     @property
     def failed_rules(self) -> tuple[Rule, ...]:
