@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from runner.progress import Display, Follower
 from runner.summary import JobSummary, summarise
 from scheduler.finishing import finish_if_done
+from storage.errors import StoreUnavailable
 from storage.records import ChunkState, Job
+from storage.retry import complain
 from workers.chunk import ChunkStatus, fail_job
 from workers.engine import phases
 from workers.engine.errors import EngineStopped
@@ -27,6 +29,10 @@ log = logging.getLogger(__name__)
 CHUNKS_IN_FLIGHT = 3
 """They share one engine and overlap, so that the batch does not run empty at the end of a chunk."""
 TICK_SECONDS = 0.2
+STORE_PATIENCE = 5.0
+"""Seconds that one call waits for a store that is down, so that Ctrl-C is heard."""
+OUTAGE_SECONDS = 60.0
+"""A run whose store stays away, or full, for longer ends; the same command goes on from what is recorded."""
 
 AGAIN = "rows that a process left behind when it was killed or failed are generated again; what was recorded stays"
 ONE_BY_ONE = "rows that were in hand at every failure are run one at a time, to find the one that causes it"
@@ -54,6 +60,7 @@ class LocalRun:
         """Why the engine could not be loaded."""
         self._tokens = _Emitted()
         self._said: set[str] = set()
+        self._away_since: float | None = None
 
     def run(self, display: Display) -> LocalOutcome:
         """Returns when the job is terminal, or everything in flight is recorded after `stop`.
@@ -70,6 +77,8 @@ class LocalRun:
             seconds = self._serve(worker, follower)
         if self._not_loaded is not None:
             self._end_for_failed_load(self._not_loaded)
+        if isinstance(self._failure, StoreUnavailable):
+            raise self._failure
         end, _ = follower.refresh(tokens=self._tokens.total)
         if self._failure is not None:
             raise self._failure
@@ -93,12 +102,29 @@ class LocalRun:
                 follower.restart()
             if self._changed.wait(TICK_SECONDS) or time.monotonic() >= look_at:
                 self._changed.clear()
-                self._maintain(worker)
-                self._tokens.read(worker)
-                note = self._note(worker, loading=ready_at is None)
-                look_at = time.monotonic() + follower.refresh(note, self._tokens.total)[1]
+                try:
+                    look_at = time.monotonic() + self._look(worker, follower, loading=ready_at is None)
+                    self._away_since = None
+                except StoreUnavailable as error:
+                    self._bear(error, worker)
         ready_at = ready_at or _ready_at(worker)
         return None if ready_at is None else time.monotonic() - ready_at
+
+    def _look(self, worker: Worker, follower: Follower, *, loading: bool) -> float:
+        """Keep the job going and show where it is; returns the seconds until the next look."""
+        self._maintain(worker)
+        self._tokens.read(worker)
+        return follower.refresh(self._note(worker, loading=loading), self._tokens.total)[1]
+
+    def _bear(self, error: StoreUnavailable, worker: Worker) -> None:
+        """Wait for a store that is away or full, but not for ever."""
+        now = time.monotonic()
+        self._away_since = now if self._away_since is None else self._away_since
+        if now - self._away_since >= OUTAGE_SECONDS:
+            self._failure = error
+            worker.stop.set()
+        else:
+            complain(log, f"{error}; waiting for it")
 
     def _maintain(self, worker: Worker) -> None:
         """What the scheduler does for all jobs: take back lost chunks, and see when the job is over."""
@@ -132,7 +158,12 @@ class LocalRun:
         """One thread: a chunk at a time until the job is over."""
         try:
             while not (self._stop.is_set() or self._ended.is_set() or worker.stop.is_set()):
-                outcome = worker.process_next(self._job)
+                try:
+                    outcome = worker.process_next(self._job)
+                except StoreUnavailable as error:
+                    complain(log, f"{error}; waiting for it")
+                    self._ended.wait(TICK_SECONDS)
+                    continue
                 if outcome is None:
                     self._ended.wait(TICK_SECONDS)
                     continue

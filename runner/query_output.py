@@ -15,6 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 from runner.errors import UsageError
 from runner.exporting import output_file, require_folder
 from runner.tables import json_default, note, print_rows
+from storage.errors import OutputFailed
+from storage.output import writing
 from storage.query import run_sql
 from storage.store import Store
 from workers.suggest import did_you_mean
@@ -37,6 +39,22 @@ def write_query(store: Store, query: str, output_format: str, out: str | None, l
         raise UsageError("a table goes to the terminal: add --format json, csv or parquet to write a file")
     target = None if out is None else _target(out)
     columns, rows = run_sql(store, query)
+    if target is None:
+        _write(columns, rows, output_format, None, limit)
+        return
+    is_new = not target.exists()
+    try:
+        with writing(target):
+            _write(columns, rows, output_format, target, limit)
+    except OutputFailed:
+        if is_new:
+            target.unlink(missing_ok=True)
+        raise
+
+
+def _write(
+    columns: Sequence[str], rows: Iterator[Sequence[Any]], output_format: str, target: Path | None, limit: int
+) -> None:
     if output_format == "table":
         _write_table(columns, rows, limit)
     elif output_format == "parquet":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runner.errors import ExitCode
 from runner.exporting import export_path, export_to, output_file, require_folder, require_no_input
 from runner.interrupts import Interrupts
-from runner.local import LocalOutcome, LocalRun
+from runner.local import STORE_PATIENCE, LocalOutcome, LocalRun
 from runner.logs import logging_to_stderr
 from runner.progress import make_display
 from runner.spec import JobSpec
@@ -24,7 +24,7 @@ def run_command(
     """Run a job to its end in this process, and show what became of it. Returns the exit code."""
     if out is not None:
         _require_output(export_path(out, str(spec.name)), spec)
-    with open_store(store_value) as store:
+    with open_store(store_value, patience=STORE_PATIENCE) as store:
         submission = submit_job(store, spec, new=new, models_here=True)
         if submission.resumed and submission.job.state.terminal:
             note(

@@ -19,9 +19,9 @@ def store_url(value: str) -> str:
 
 
 @contextmanager
-def open_store(value: str) -> Iterator[Store]:
+def open_store(value: str, *, patience: float = 60.0) -> Iterator[Store]:
     """The store, closed at the end of the block. Raises `storage.errors.StorageError` when it cannot be used."""
-    with Store.open(store_url(value)) as store:
+    with Store.open(store_url(value), patience=patience) as store:
         yield store
 
 

@@ -75,6 +75,10 @@ class UnusableOutput(StorageError):
     """The export cannot be written to that path."""
 
 
+class OutputFailed(StorageError):
+    """Writing a file failed half way: no space is left, or the disk fails. Nothing of it stays."""
+
+
 class InvalidQuery(StorageError):
     """The SQL of the user was refused: not read-only, or the database reported an error."""
 

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from storage.arrow_types import exported_type, to_plain
 from storage.errors import InputChanged, JobNotFinished, UnusableOutput
+from storage.output import writing
 from storage.parquet import merged_schema, read_metadata, require_unchanged
 from storage.reading import output_text
 from storage.records import InputFile, RowStatus
@@ -81,7 +82,8 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
     """Write the recorded results of a job, by (row, sample), to the Parquet file `out`.
 
     Every input column keeps its name and type; one that is named like a result column is kept as "input_" + name.
-    The file appears whole or not at all. Memory stays bounded. Raises `JobNotFinished` unless the job has ended or
+    The file appears whole or not at all. Memory stays bounded. Raises
+    `OutputFailed` where it does not fit, `JobNotFinished` unless the job has ended or
     `partial` is set, and `InputChanged` when an input file is not what was submitted; with `partial` its rows have null
     in the input columns.
     """
@@ -157,8 +159,13 @@ class _Writer:
         self._held: list[pa.Table] = []
 
     def __enter__(self) -> _Writer:
-        self._file = self.temporary.open("wb")
-        self._parquet = pq.ParquetWriter(self._file, self.schema, compression="zstd")
+        with writing(self.target):
+            self._file = self.temporary.open("wb")
+            try:
+                self._parquet = pq.ParquetWriter(self._file, self.schema, compression="zstd")
+            except BaseException:
+                self._discard()
+                raise
         return self
 
     def add(self, table: pa.Table) -> None:
@@ -177,22 +184,29 @@ class _Writer:
         try:
             if kind is None:
                 self._flush()
-                self._parquet.close()
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
-                self.temporary.replace(self.target)
-                _sync_directory(self.target.parent)
+                with writing(self.target):
+                    self._parquet.close()
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+                    self._file.close()
+                    self.temporary.replace(self.target)
+                    _sync_directory(self.target.parent)
         finally:
             if not self._file.closed:
-                self._parquet.close()
-                self._file.close()
-            with suppress(FileNotFoundError):
-                self.temporary.unlink()
+                with suppress(OSError):  # its footer may not fit either
+                    self._parquet.close()
+                self._parquet.is_open = False  # or its destructor tries again
+            self._discard()
+
+    def _discard(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+        self.temporary.unlink(missing_ok=True)
 
     def _flush(self) -> None:
         if self._held:
-            self._parquet.write_table(pa.concat_tables(self._held).unify_dictionaries())
+            with writing(self.target):
+                self._parquet.write_table(pa.concat_tables(self._held).unify_dictionaries())
             self._held.clear()
 
 

@@ -126,7 +126,7 @@ class _Run:
         self._store = work.store
         self._chunk = work.chunk
         self._lease = lease
-        self._writer = ResultWriter(work.store, work.chunk, lambda: lease.lost)
+        self._writer = ResultWriter(work.store, work.chunk, self._not_for_long)
         self._in_hand = False
         """A row runs, or ran, alone."""
 
@@ -181,6 +181,10 @@ class _Run:
         patiently(lambda: self._store.take_in_hand(self._chunk.id, self._chunk.epoch, noted), self._given_up)
         self._in_hand = True
 
+    def _not_for_long(self) -> bool:
+        """Whether a store that is away is waited for no longer: who was told to stop has tried, and leaves."""
+        return self._lease.lost or self._work.stop.is_set()
+
     def _given_up(self) -> bool:
         return self._lease.lost or self._lease.cancelled or self._work.stop.is_set()
 
@@ -196,7 +200,7 @@ class _Run:
         """Record what finished and give the chunk back."""
         try:
             self._writer.flush()
-            patiently(lambda: self._store.release(self._chunk.id, self._chunk.epoch), lambda: self._lease.lost)
+            patiently(lambda: self._store.release(self._chunk.id, self._chunk.epoch), self._not_for_long)
         except (LeaseLost, StoreUnavailable) as error:
             return ChunkOutcome(ChunkStatus.LOST, error=str(error))
         return self._ended(status)

@@ -8,6 +8,7 @@ import time
 
 from storage.errors import StoreUnavailable
 from storage.records import Chunk
+from storage.retry import complain
 from storage.store import Store
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class LeaseKeeper:
         try:
             beat = self._store.heartbeat(self._chunk.id, self._chunk.epoch, self._lease_seconds)
         except StoreUnavailable as error:
-            logger.warning("chunk %d: heartbeat failed, trying again: %s", self._chunk.id, error)
+            complain(logger, f"chunk {self._chunk.id}: heartbeat failed, trying again: {error}")
             return False
         if not beat.alive:
             self._lost.set()

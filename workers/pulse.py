@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from storage.errors import StoreUnavailable
 from storage.processes import this_process
+from storage.retry import complain
 from storage.store import Store
 from storage.telemetry import EngineSample
 from workers.engine.errors import EngineStopped
@@ -65,7 +66,7 @@ class Pulse:
                 if (host := self._hosts.running) is not None:
                     read_engine(self._store, self._worker_id, host)
             except StoreUnavailable as error:
-                logger.warning("worker %s could not report: %s", self._worker_id, error)
+                complain(logger, f"worker {self._worker_id} could not report: {error}")
             if self._done.wait(self._seconds):
                 return
 

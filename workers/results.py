@@ -92,13 +92,13 @@ def _logprobs(completion: Completion) -> list[dict[str, object]] | None:
 class ResultWriter:
     """Collects the results of one chunk and writes them under its epoch."""
 
-    def __init__(self, store: Store, chunk: Chunk, lost: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, chunk: Chunk, give_up: Callable[[], bool]) -> None:
         self.num_ok = 0
         self.num_errors = 0
         """Results handed in so far, recorded or about to be."""
         self._store = store
         self._chunk = chunk
-        self._lost = lost
+        self._give_up = give_up
         self._pending: list[Result] = []
         self._oldest = 0.0
 
@@ -117,8 +117,8 @@ class ResultWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits. Raises `LeaseLost`. A store out of reach is tried again until the lease is lost."""
+        """Write what waits. Raises `LeaseLost`. A store out of reach is tried again until it is given up."""
         if not self._pending:
             return
-        patiently(lambda: self._store.write_results(self._chunk.id, self._chunk.epoch, self._pending), self._lost)
+        patiently(lambda: self._store.write_results(self._chunk.id, self._chunk.epoch, self._pending), self._give_up)
         self._pending = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from typing import Annotated, Any
@@ -88,7 +89,10 @@ def main() -> None:
     """Entry point of the console script."""
     try:
         app(prog_name="nightdraft")
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f"error: no space is left for {error.filename or 'what is written'}: free some", file=sys.stderr)
+            sys.exit(ExitCode.FAILED)
         # An error that nobody expected: its traceback is for the report, and goes where others can read it.
         print(redacted(traceback.format_exc()), end="", file=sys.stderr)
         sys.exit(ExitCode.FAILED)

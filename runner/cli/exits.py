@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from runner.errors import ExitCode, RunnerError
 from scheduler.errors import BrokerRefused, BrokerUnavailable, SchedulerError
-from storage.errors import ChunkIncomplete, InvalidPlan, LeaseLost, StorageError, StoreFailed, StoreUnavailable
+from storage.errors import (
+    ChunkIncomplete,
+    InvalidPlan,
+    LeaseLost,
+    OutputFailed,
+    StorageError,
+    StoreFailed,
+    StoreUnavailable,
+)
 from storage.wire import UnsupportedBroker
 from workers.engine.errors import EngineError, InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.errors import EngineFailed, InvalidSpec, LoadFailed, UnreadableInput
@@ -21,6 +29,7 @@ _FAILED = (
     BrokerUnavailable,
     StoreUnavailable,
     StoreFailed,
+    OutputFailed,
     LeaseLost,
     ChunkIncomplete,
     InvalidPlan,

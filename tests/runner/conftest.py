@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,38 @@ class Cli:
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.chdir(tmp_path)
     return Cli(tmp_path)
+
+
+class SmallDisk:
+    """A file system of a few megabytes, of which all but a little is taken by a filler."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / "filler"
+
+    def leave(self, free: int) -> None:
+        """Grow or shrink the filler so that so many bytes are free."""
+        self._filler.unlink(missing_ok=True)
+        self._filler.write_bytes(bytes(max(shutil.disk_usage(self.folder).free - free, 0)))
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir() if path != self._filler)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield SmallDisk(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture
