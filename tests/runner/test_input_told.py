@@ -127,6 +127,7 @@ def test_columns_that_are_not_obeyed_or_renamed_are_told_and_the_schemas_notes_k
     ("name", "text"),
     [
         ("in put's.jsonl", '{"prompt": "hello"}\n{"prompt": "two\\nlines"}\n'),
+        ("in.json", '{"prompt": "hello"}\n{"prompt": "two\\nlines"}\n'),
         ("in.v2.csv", 'prompt\nhello\n"two\nlines"\n'),
         ("in.TSV", 'prompt\tn\nhello\t1\n"two\nlines"\t2\n'),
     ],

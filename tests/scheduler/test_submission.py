@@ -196,3 +196,22 @@ def test_files_that_store_columns_differently_come_out_as_one(store: Store, tmp_
     export_job(store, job.id, str(tmp_path / "out.parquet"))
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.select(["prompt", "tag"]).to_pydict() == {"prompt": ["a", "b"], "tag": ["x", None]}
+
+
+def test_what_folders_say_and_what_was_told_is_kept_with_the_job(store: Store, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "in" / "year=2024" / "lang=en" / "a.PARQUET", 2)
+    write_prompts(tmp_path / "in" / "year=2025" / "lang=7" / "b.parquet", 2)
+    (tmp_path / "in" / "left.txt").touch()
+    job = submitted(store, tmp_path / "in").job
+    assert [file.partitions for file in store.input_files(job.id)] == [
+        {"year": 2024, "lang": "en"},
+        {"year": 2025, "lang": "7"},
+    ]
+    (told,) = store.get_job("night").notes
+    assert str(tmp_path / "in" / "left.txt") in told
+    work_through(store, job.id)
+    export_job(store, job.id, str(tmp_path / "out.parquet"))
+    assert pq.read_table(tmp_path / "out.parquet", columns=["year", "lang"]).to_pydict() == {
+        "year": [2024, 2024, 2025, 2025],
+        "lang": ["en", "en", "7", "7"],
+    }
