@@ -74,10 +74,6 @@ def random_head(model: Path) -> None:
 
 SMALL_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 REFUSED: dict[str, tuple[Make, str]] = {
-    "arguments of the forward pass are not handed on": (
-        architecture("Nemotron", **GROUPED),
-        "(nemotron) does not",
-    ),
     "no lm_head, nor anything": (random_head, "(llama): 30 tensors of the model missing in its files"),
     "weights cut off": (cut_off, "model.safetensors: cut off"),
     "weights not pulled": (text("model.safetensors", LFS_POINTER), "model.safetensors: a git-lfs pointer"),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from workers.engine.errors import UnsupportedModel
-from workers.engine.models.headers import TensorHeader, read_headers
+from workers.engine.models.headers import DTYPES, TensorHeader, read_headers
 from workers.engine.models.refusals import refusing
 from workers.engine.models.sources import Source, quiet
 
@@ -30,11 +30,6 @@ LAYOUTS = {
     r"\.(scales|zeros|W_q|meta)$": "quantised",
 }
 """Tensors beside the weights -> the kind of quantisation that they belong to."""
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
-}  # fmt: skip
 PLAIN = {"F64", "F32", "F16", "BF16"}
 
 

@@ -24,7 +24,7 @@ from workers.engine.models.invariance import self_test
 from workers.engine.models.outline import CPU_DTYPES, Outline
 from workers.engine.models.quantised import check_quantisable
 from workers.engine.models.refusals import refusing
-from workers.engine.models.sources import Source, quiet, resolve
+from workers.engine.models.sources import Source, is_pickled, quiet, resolve
 from workers.engine.phases import phase
 
 
@@ -103,7 +103,8 @@ def _load_weights(source: Source, config: EngineConfig, outline: Outline) -> Any
             dtype=dtype,
             trust_remote_code=source.with_code,
             local_files_only=True,
-            use_safetensors=True,
+            use_safetensors=not is_pickled(source.path),
+            weights_only=True,
             output_loading_info=True,
         )
     check_filled(info, name)

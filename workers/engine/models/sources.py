@@ -33,6 +33,7 @@ SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 CODE = "*.py"
 LFS_POINTER = b"version https://git-lfs"
 NOT_PULLED = "a git-lfs pointer, not the file itself: `git lfs pull` fetches it"
+SAFE, PICKLED = "*.safetensors", "pytorch_model*.bin"
 SAMPLES, SAMPLE_BYTES = 16, 4096
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -69,9 +70,12 @@ class Source:
 
     def fetch_weights(self) -> None:
         """Download what is missing of a hub model; raises `ModelNotFound` when that fails or nothing has weights."""
-        self.fetch(["*.safetensors"])
-        if not self.is_gguf and not any(self.path.glob("*.safetensors")):
-            raise ModelNotFound(f"{self.name}: no .safetensors file in {self.path}")
+        self.fetch([SAFE])
+        if self.is_gguf or weight_files(self.path):
+            return
+        self.fetch([PICKLED])
+        if not weight_files(self.path):
+            raise ModelNotFound(f"{self.name}: no .safetensors file in {self.path}, and no pytorch_model.bin")
 
     def fetch(self, patterns: list[str]) -> None:
         """Download more files of a hub model; raises `ModelNotFound` when that fails."""
@@ -88,7 +92,7 @@ class Source:
 
         Code that comes with them changes what they compute, so it counts where it may run.
         """
-        weights = hash_weights([self.path] if self.is_gguf else sorted(self.path.glob("*.safetensors")))
+        weights = hash_weights([self.path] if self.is_gguf else weight_files(self.path))
         code = self.code_hashes()
         return blake2b(f"{weights} {sorted(code.items())}".encode(), digest_size=16).hexdigest() if code else weights
 
@@ -98,6 +102,16 @@ class Source:
             return {}
         files = sorted(self.path.rglob(CODE))
         return {str(file.relative_to(self.path)): _hash_whole(file) for file in files}
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold a model's weights: safetensors, or pickled tensors where there are none."""
+    return sorted(directory.glob(SAFE)) or sorted(directory.glob(PICKLED))
+
+
+def is_pickled(directory: Path) -> bool:
+    """Whether its weights are pickled tensors."""
+    return any(file.suffix == ".bin" for file in weight_files(directory))
 
 
 def hash_weights(files: Iterable[Path]) -> str:

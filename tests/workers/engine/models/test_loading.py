@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.workers.engine.models.tiny import LONGROPE, build, config_of, prompt, save
 from workers.engine.config import EngineConfig, SpeculationConfig
@@ -204,3 +205,55 @@ def test_devices_that_are_not_there_are_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(InvalidConfig, match="sees no CUDA device"):
             resolve_device("cuda:1")
+
+
+def pickled(directory: Path, *, shards: int = 1) -> dict[str, torch.Tensor]:
+    """Turn the weights of a directory into pickled ones; returns them."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    if shards == 1:
+        torch.save(tensors, directory / "pytorch_model.bin")
+        return tensors
+    names = [f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin" for shard in range(shards)]
+    placed = {key: names[i % shards] for i, key in enumerate(tensors)}
+    for name in names:
+        torch.save({key: tensors[key] for key, file in placed.items() if file == name}, directory / name)
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+    return tensors
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_pickled_weights_load_as_tensors_alone(shards: int, tmp_path: Path) -> None:
+    config = EngineConfig(target=save(tmp_path, config_of("Llama")))
+    tokens = prompt(30, 1)
+    expected = Trial(load_model(config).executor).chain(tokens)
+    pickled(tmp_path, shards=shards)
+    loaded = load_model(config)
+    assert torch.equal(Trial(loaded.executor).chain(tokens), expected)
+    assert outline_model(config).content_hash == loaded.content_hash
+
+
+class Curious:
+    """Reports that it was unpickled."""
+
+    def __reduce__(self) -> Any:
+        return print, ("evil ran",)
+
+
+def test_pickled_weights_run_no_code_and_must_be_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = EngineConfig(target=save(tmp_path, config_of("Llama")))
+    tensors = pickled(tmp_path)
+    gone = tensors.pop("model.norm.weight")
+    for contents, message in (
+        (tensors, r"model\.norm\.weight"),
+        ({**tensors, "model.norm.weight": gone[:5]}, r"model\.norm\.weight"),
+        ({**tensors, "model.norm.weight": Curious()}, "cannot be read as a file of tensors alone"),
+        ([gone], "something else than named tensors"),
+    ):
+        torch.save(contents, tmp_path / "pytorch_model.bin")
+        with pytest.raises(UnsupportedModel, match=message):
+            load_model(config)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not a tensor in sight")
+    with pytest.raises(UnsupportedModel, match="cannot be read as a file of tensors alone"):
+        load_model(config)
+    assert "evil ran" not in capfd.readouterr().out

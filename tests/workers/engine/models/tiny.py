@@ -164,6 +164,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Mpt": {"vocab_size": VOCAB, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 256},
     "Falcon": {**COMMON, "new_decoder_architecture": True, "num_kv_heads": 2},
     "StableLm": GROUPED,
+    "Nemotron": GROUPED,
     "GPTNeo": {**COMMON, "num_layers": 3, "num_heads": 6, "attention_types": [[["global"], 3]]},
     "Lfm2": {**GROUPED, "full_attn_idxs": [1]},
     "Mamba2": {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 16},
@@ -212,6 +213,7 @@ WEIGHED: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("StableLm", {}),
+    ("Nemotron", {}),
     ("SmolLM3", {"sliding_window": 17, "use_sliding_window": True}),
 ]
 """Architectures that weigh their keys otherwise, or whose layers differ."""
