@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from scheduler.dataset import Dataset
     from workers.engine.config import SpeculationConfig
 
+MOST_SHOWN = 5
+
 
 def with_row_methods(spec: JobSpec, dataset: Dataset) -> tuple[JobSpec, Dataset]:
     """The spec with the methods of its speculation column among its `row_methods`.
@@ -43,23 +45,28 @@ def with_row_methods(spec: JobSpec, dataset: Dataset) -> tuple[JobSpec, Dataset]
         )
     if unknown and not config.row_methods:
         raise SpecError(*_unknown(column, unknown))
-    return _with(spec, config, [name for name in asked if name not in config.methods], column), dataset
+    added = _added(config, [name for name in asked if name not in config.methods], column)
+    failing = [*unknown, *(name for name in asked if name not in added.methods)]
+    if failing:
+        names = ", ".join(map(repr, failing[:MOST_SHOWN])) + (", ..." if len(failing) > MOST_SHOWN else "")
+        note = f"rows that ask for the speculation method {names} in column {column!r} will be errors: the job has none"
+        dataset = replace(dataset, notes=(*dataset.notes, note))
+    speculation = {**spec.engine["speculation"], "row_methods": list(added.row_methods)}
+    return spec.model_copy(update={"engine": {**spec.engine, "speculation": speculation}}), dataset
 
 
-def _with(spec: JobSpec, config: SpeculationConfig, methods: list[str], column: str) -> JobSpec:
+def _added(config: SpeculationConfig, methods: list[str], column: str) -> SpeculationConfig:
     if not methods:
-        return spec
+        return config
     try:
-        added = replace(config, row_methods=(*config.row_methods, *methods))
+        return replace(config, row_methods=(*config.row_methods, *methods))
     except Refused as refused:
         if config.row_methods:
-            return spec
+            return config
         asked = " and ".join(map(repr, methods))
         raise SpecError(
             *(f"rows ask for {asked} in column {column!r}: {problem}" for problem in refused.problems)
         ) from refused
-    speculation = {**spec.engine["speculation"], "row_methods": list(added.row_methods)}
-    return spec.model_copy(update={"engine": {**spec.engine, "speculation": speculation}})
 
 
 def _unknown(column: str, names: list[str]) -> list[str]:

@@ -23,8 +23,13 @@ def skipped_files(skipped: Sequence[str]) -> Iterator[str]:
         more = f" and {len(skipped) - MAX_SHOWN} more" if len(skipped) > MAX_SHOWN else ""
         yield (
             f"files in the input's directories that are not read, since their names are not those of Parquet files or"
-            f" begin with _ or .: {', '.join(skipped[:MAX_SHOWN])}{more}"
+            f" begin with _ or .: {', '.join(map(_printable, skipped[:MAX_SHOWN]))}{more}"
         )
+
+
+def _printable(name: str) -> str:
+    """A file's name may be no text; it is shown in terminals and kept in the store."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def column_remarks(spec: InputSpec, columns: Sequence[str], clashing: Sequence[str]) -> Iterator[str]:

@@ -16,6 +16,8 @@ MAX_VALUE_BYTES = 4 << 10
 """A carried value of more bytes stays in the input file, where the export reads it."""
 MAX_ROW_BYTES = 32 << 10
 """Bytes of all carried values of a row; the ones behind that, in the order of the columns, stay in the input file."""
+MEASURED_BYTES = 1 << 20
+"""Below this a column of lists is looked at value by value."""
 LEFT_IN_INPUT = {"left_in_input": True}
 """What SQL has in the place of such a value."""
 MAX_ID_BYTES = 1 << 10
@@ -75,5 +77,16 @@ def _sizes(column: pa.Array) -> list[int]:
     if types.is_string(column.type) or types.is_large_string(column.type):
         return [size or 0 for size in pc.binary_length(column).to_pylist()]
     if types.is_nested(column.type):
-        return [column.slice(row, 1).nbytes for row in range(len(column))]
+        return _nested_sizes(column)
     return [column.type.bit_width // 8 if types.is_primitive(column.type) else 0] * len(column)
+
+
+def _nested_sizes(column: pa.Array) -> list[int]:
+    sizes = [column.slice(row, 1).nbytes for row in range(len(column))]
+    if column.nbytes <= MEASURED_BYTES:
+        # A dictionary inside counts as a whole for each row.
+        sizes = [
+            min(size, len(str(value(column[row])))) if size > MAX_VALUE_BYTES else size
+            for row, size in enumerate(sizes)
+        ]
+    return sizes

@@ -87,6 +87,7 @@ def test_unknown_methods_are_those_rows_errors(cli: Cli, write_prompts: WritePro
         path, "--method", "ngram", "--row-method", "suffix", "--row-method", "none", "--name", "m", code=3
     )
     assert (summary["num_ok"], summary["num_errors"]) == (2, 1)
+    assert "'ngrm'" in cli.json("status", "m")["notes"][0]
     (error,) = cli.json("errors", "m")
     assert error["error_code"] == "invalid_params"
     assert "did you mean 'ngram'" in error["error_message"]

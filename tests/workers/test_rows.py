@@ -108,3 +108,10 @@ def test_input_that_is_not_what_was_submitted_is_named(tmp_path: Path, damage: s
         os.utime(path, ns=(1, 1))
     with pytest.raises(UnreadableInput, match=r"x\.parquet"):
         read(file)
+
+
+def test_short_lists_are_carried_however_large_the_dictionary_that_they_take_values_from(tmp_path: Path) -> None:
+    labels = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array([f"label {n}" for n in range(2000)]))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), labels)
+    first, second = read(write(tmp_path / "x.parquet", {"prompt": ["a", "b"], "labels": lists}))
+    assert (first.carried, second.carried) == ({"labels": ["label 0"]}, {"labels": ["label 1"]})
