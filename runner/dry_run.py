@@ -162,7 +162,10 @@ def _show(result: DryRun) -> None:
         out.print(f"[bold]row {prompt['row_index']}, {prompt['num_tokens']} tokens[/]", highlight=False)
         out.print(visible(prompt["text"]), markup=False, highlight=False, soft_wrap=True)
         out.print()
-    print_fields(result.plan, title="plan")
+    plan = dict(result.plan)
+    if "notes" in plan:
+        plan["notes"] = "; ".join(plan["notes"])
+    print_fields(plan, title="plan")
     most = max(result.histogram.values(), default=1)
     rows = [
         (f"<= {bound}", count, "#" * max(1, round(BAR_WIDTH * count / most)))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from workers.engine.config import SpeculationConfig
 
 MOST_SHOWN = 5
+MOST_CHARACTERS = 60
 
 
 def with_row_methods(spec: JobSpec, dataset: Dataset) -> tuple[JobSpec, Dataset]:
@@ -48,7 +49,7 @@ def with_row_methods(spec: JobSpec, dataset: Dataset) -> tuple[JobSpec, Dataset]
     added = _added(config, [name for name in asked if name not in config.methods], column)
     failing = [*unknown, *(name for name in asked if name not in added.methods)]
     if failing:
-        names = ", ".join(map(repr, failing[:MOST_SHOWN])) + (", ..." if len(failing) > MOST_SHOWN else "")
+        names = ", ".join(map(_quoted, failing[:MOST_SHOWN])) + (", ..." if len(failing) > MOST_SHOWN else "")
         note = f"rows that ask for the speculation method {names} in column {column!r} will be errors: the job has none"
         dataset = replace(dataset, notes=(*dataset.notes, note))
     speculation = {**spec.engine["speculation"], "row_methods": list(added.row_methods)}
@@ -69,14 +70,17 @@ def _added(config: SpeculationConfig, methods: list[str], column: str) -> Specul
         ) from refused
 
 
+def _quoted(name: str) -> str:
+    return repr(name if len(name) <= MOST_CHARACTERS else name[:MOST_CHARACTERS] + "…")
+
+
 def _unknown(column: str, names: list[str]) -> list[str]:
     if len(names) > MOST_VALUES:
-        return [
-            f"column {column!r} names the speculation method of each row, and holds something else: {names[0]!r}, ..."
-        ]
+        other = _quoted(names[0])
+        return [f"column {column!r} names the speculation method of each row, and holds something else: {other}, ..."]
     known = f"; there are: {', '.join(METHODS)}"
     return [
-        f"column {column!r} asks for the speculation method {name!r}, which there is not"
+        f"column {column!r} asks for the speculation method {_quoted(name)}, which there is not"
         f"{did_you_mean(name, METHODS) or known}; correct it, or set input.speculation_column if another column names"
         " the methods"
         for name in names

@@ -18,6 +18,7 @@ _CACHED_ROWS = 4096
 """Distinct JSON strings remembered: datasets repeat a few settings over many rows."""
 _CACHED_CHARACTERS = 4096
 """Longer ones are not."""
+_MOST_CHARACTERS = 1 << 20
 
 
 class SamplingMerger:
@@ -55,6 +56,8 @@ class SamplingMerger:
         cached = self._cache.get(text)
         if cached is not None:
             return cached
+        if len(text) > _MOST_CHARACTERS:
+            raise BadRow("invalid_params", f"sampling parameters must be short, got {len(text):,} characters")
         try:
             value = json.loads(text)
         except ValueError as error:

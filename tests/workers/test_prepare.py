@@ -62,6 +62,7 @@ BAD_PROMPTS = [
     (Row(0, "hi", {"temprature": 1.0}), "invalid_params", "did you mean 'temperature'"),
     (Row(0, "hi", '{"top_p": 2}'), "invalid_params", "top_p"),
     (Row(0, "hi", "{"), "invalid_params", "JSON"),
+    (Row(0, "hi", '{"stop": "' + "x" * 2_000_000 + '"}'), "invalid_params", "2,000,012 characters"),
     (Row(0, "hi", '"greedy"'), "invalid_params", "object"),
     (Row(0, "hi", "[1]"), "invalid_params", "object"),
     (Row(0, "hi", 3), "invalid_params", "struct"),
