@@ -15,8 +15,9 @@ class Preflight:
     """What an engine of this configuration would be.
 
     Raises what starting one would raise, as far as files tell: `ModelNotFound`, `UnsupportedModel`, `InvalidConfig`.
-    A hub model's config and tokenizer are downloaded, and heads or a draft layer; for method `self` with a calibrated
-    skip set, which belongs to certain weights, the target's weights as well.
+    A hub model's config and tokenizer are downloaded, the headers of its weight files are read there, and heads or a
+    draft layer are downloaded; for method `self` with a calibrated skip set, which belongs to certain weights, the
+    target's weights as well.
     """
 
     def __init__(self, config: EngineConfig) -> None:

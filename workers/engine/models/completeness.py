@@ -36,9 +36,13 @@ PLAIN = {"F64", "F32", "F16", "BF16"}
 def check_tensors(source: Source, config: Any, model_class: Any) -> None:
     """Compare the headers of the weight files with the model that the config describes, without reading any weights.
 
+    Files that tell nothing before they are downloaded pass until then.
+
     Raises `ModelNotFound` or `UnsupportedModel`.
     """
-    tensors = read_headers(source.path, source.name)
+    tensors = read_headers(source)
+    if tensors is None:
+        return
     name = f"{source.name} ({config.model_type})"
     if getattr(config, "quantization_config", None) is None:
         _check_dtypes(tensors, name)

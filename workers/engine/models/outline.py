@@ -89,7 +89,7 @@ class Outline:
         """Raises `UnsupportedModel` where its files, the attention backend or int8 layers cannot run this model."""
         with refusing(f"{self._label} cannot be built from its config.json"):
             skeleton = self._skeleton()
-        if self._source.is_complete:
+        if not self._source.is_gguf:  # one that is not converted yet is checked when it is
             self.check_tensors()
         with refusing(self._label):
             resolve_attention(self._engine.attention, self.device, skeleton.dtype)

@@ -38,8 +38,9 @@ def load_pretrained(
     source = converted(resolve(target, with_code=config.trust_remote_code))
     outline = Outline(source, config, max_model_len, bound=bound, int8=int8)
     tokenizer, vocabulary = outline.tokenizer, outline.vocabulary
-    source.fetch_weights()
     outline.check_tensors()
+    source.fetch_weights()
+    outline.check_tensors()  # those of the hub once more, as they arrived
     with phase("loading weights"):
         model = _load_weights(source, config, outline)
     with phase("checking the model"):

@@ -7,8 +7,10 @@ has a class of its own for is read by that class.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -25,7 +27,7 @@ from transformers.quantizers.auto import AutoHfQuantizer, get_hf_quantizer
 
 from workers.engine.errors import UnsupportedModel
 from workers.engine.models.refusals import refusing
-from workers.engine.models.sources import NOT_PULLED, Source, quiet
+from workers.engine.models.sources import Source, quiet
 
 MODALITIES = {"vision_config", "audio_config", "image_config", "video_config", "speech_config", "vq_config"}
 """Parts of a config that say what else than text a model reads."""
@@ -36,6 +38,8 @@ dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 def read_config(source: Source) -> Any:
     """transformers' config of a model. Raises `UnsupportedModel`."""
+    if source.with_code:
+        _check_references(source)
     config = _read(AutoConfig, source, "config.json")
     # By these names a config could have kernels fetched from the hub; our own choice is made at load.
     config._attn_implementation = None
@@ -124,9 +128,21 @@ def _refused(source: Source, part: str) -> Iterator[None]:
         except Exception as error:
             if "trust_remote_code" in str(error):
                 raise UnsupportedModel(_needs_code(source, "see auto_map in its config files")) from error
-            if pointer := source.unpulled():
-                raise UnsupportedModel(f"{pointer}: {NOT_PULLED}") from error
+            source.check_pulled()
             raise
+
+
+def _check_references(source: Source) -> None:
+    """Raise `UnsupportedModel` where a config file names code of another repository: only its own was agreed to."""
+    for file in source.path.glob("*.json"):
+        with suppress(ValueError):
+            found = json.loads(file.read_bytes())
+            named = found.get("auto_map") if isinstance(found, dict) else None
+            for reference in re.findall(r"[\w./-]+--[\w.]+", json.dumps(named)):
+                raise UnsupportedModel(
+                    f"{source.name}: {file.name} names code of another repository ({reference}), which is not fetched: "
+                    "copy its Python files beside the model, and name them there"
+                )
 
 
 def _own_code(model_config: Any) -> dict[str, str]:

@@ -32,7 +32,6 @@ ALIASES = {
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 CODE = "*.py"
 LFS_POINTER = b"version https://git-lfs"
-NOT_PULLED = "a git-lfs pointer, not the file itself: `git lfs pull` fetches it"
 SAFE, PICKLED = "*.safetensors", "pytorch_model*.bin"
 SAMPLES, SAMPLE_BYTES = 16, 4096
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -63,11 +62,6 @@ class Source:
             (Path(directory) / self.path.name).symlink_to(self.path.absolute())
             yield Path(directory)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether its weights are here, in a directory of transformers' layout; those of a hub model may not be yet."""
-        return self.hub_id is None and not self.is_gguf
-
     def fetch_weights(self) -> None:
         """Download what is missing of a hub model; raises `ModelNotFound` when that fails or nothing has weights."""
         self.fetch([SAFE])
@@ -82,10 +76,11 @@ class Source:
         if self.hub_id:
             _download(self.hub_id, [*patterns, *_small_files(self.with_code)])
 
-    def unpulled(self) -> Path | None:
-        """A file of the directory that is a git-lfs pointer, if there is one."""
-        files = [] if self.is_gguf else sorted(self.path.iterdir())
-        return next((file for file in files if file.is_file() and _begins(file, LFS_POINTER)), None)
+    def check_pulled(self) -> None:
+        """Raise `UnsupportedModel` for a file of the directory that git-lfs has not fetched."""
+        for file in [] if self.is_gguf else sorted(self.path.iterdir()):
+            if file.is_file():
+                check_pulled(file)
 
     def content_hash(self) -> str:
         """Hash of names, sizes, headers and sampled bytes of the weights: cheap, and the same wherever they lie.
@@ -171,9 +166,14 @@ def _base_of(adapter: Path) -> str:
         return ""
 
 
-def _check_magic(file: Path) -> None:
+def check_pulled(file: Path) -> None:
+    """Raise `UnsupportedModel` for a file that git-lfs has not fetched."""
     if _begins(file, LFS_POINTER):
-        raise UnsupportedModel(f"{file}: {NOT_PULLED}")
+        raise UnsupportedModel(f"{file}: a git-lfs pointer, not the file itself: `git lfs pull` fetches it")
+
+
+def _check_magic(file: Path) -> None:
+    check_pulled(file)
     if not _begins(file, b"GGUF"):
         raise UnsupportedModel(f"{file}: not a GGUF file, by its first bytes")
 

@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from workers.engine.errors import ModelNotFound, UnsupportedModel
-from workers.engine.models.sources import hash_weights, resolve
+from workers.engine.models.refusals import refusing
+from workers.engine.models.sources import check_pulled, hash_weights, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,17 @@ def open_draft(name: str) -> DraftFiles:
     if source.path.is_file():
         raise ModelNotFound(f"{name}: a directory with config.json and weights is needed, not a model file")
     source.fetch(["*.safetensors", "*.pt", "*.bin"])
-    try:
-        config = json.loads((source.path / "config.json").read_text())
-    except ValueError as error:
-        raise UnsupportedModel(f"{name}/config.json: {error}") from error
+    file = source.path / "config.json"
+    check_pulled(file)
+    with refusing(f"{name}/config.json"):
+        config = json.loads(file.read_text())
+    if not isinstance(config, dict):
+        raise UnsupportedModel(f"{name}/config.json: holds {type(config).__name__}, not keys and values")
     return DraftFiles(name, source.path, config)
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:
+    check_pulled(file)
     try:
         if file.suffix == ".safetensors":
             return load_file(file)

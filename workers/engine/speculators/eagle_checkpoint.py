@@ -15,6 +15,7 @@ from transformers import AutoConfig
 
 from workers.engine.errors import UnsupportedModel
 from workers.engine.kv_cache import FINAL, CacheShape
+from workers.engine.models.refusals import refusing
 from workers.engine.speculators.checkpoint import DraftFiles, Tensors, open_draft
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -71,7 +72,8 @@ def open_eagle(name: str, target: CacheShape, target_vocab: int) -> tuple[EagleC
     tensors = files.tensors(WEIGHTS)
     for published, ours in (("midlayer.", "layers.0."), ("transformer.", "layers.0."), ("fusion_fc.", "fc.")):
         tensors.rename(published, ours)
-    return _parse(files, tensors, target, target_vocab), tensors
+    with refusing(f"{name}/config.json"):
+        return _parse(files, tensors, target, target_vocab), tensors
 
 
 def _parse(files: DraftFiles, tensors: Tensors, target: CacheShape, target_vocab: int) -> EagleConfig:

@@ -19,6 +19,7 @@ from workers.engine.errors import UnsupportedModel
 from workers.engine.kv_cache import KVCache
 from workers.engine.models.executor import Executor, Vocabulary
 from workers.engine.models.quantised import AnyLinear
+from workers.engine.models.refusals import refusing
 from workers.engine.speculators.checkpoint import Tensors
 from workers.engine.speculators.eagle_checkpoint import UNUSED, EagleConfig, head_dim, target_ids
 from workers.engine.speculators.precision import Precision, Unread
@@ -171,12 +172,14 @@ def build_eagle(
     Raises `UnsupportedModel` for a missing, mismatching or unknown tensor, and when the target has to lend its
     embeddings or its output matrix and cannot.
     """
-    return EagleModel(config, _Builder(config, tensors, target, precision).weights(), attention, precision)
+    with refusing(tensors.name):
+        return EagleModel(config, _Builder(config, tensors, target, precision).weights(), attention, precision)
 
 
 def check_eagle(config: EagleConfig, tensors: Tensors, target: Executor) -> None:
     """Raise what `build_eagle` would raise, by names and shapes alone: nothing is read but the draft's vocabulary."""
-    _Builder(config, tensors, target, Unread()).weights()
+    with refusing(tensors.name):
+        _Builder(config, tensors, target, Unread()).weights()
 
 
 class _Builder:

@@ -17,6 +17,7 @@ from torch.nn.functional import silu
 
 from workers.engine.errors import UnsupportedModel
 from workers.engine.models.quantised import AnyLinear
+from workers.engine.models.refusals import refusing
 from workers.engine.speculators.checkpoint import DraftFiles, Tensors
 from workers.engine.speculators.precision import Precision
 
@@ -45,8 +46,9 @@ class MedusaHeads:
     def load(cls, files: DraftFiles, hidden_size: int, vocab_size: int, precision: Precision) -> MedusaHeads:
         """Read a checkpoint. Raises `UnsupportedModel`, naming the tensor, where it does not fit the target."""
         tensors = files.tensors(WEIGHTS)
-        num_heads, num_blocks = _counts(files, tensors)
-        heads = [_head(tensors, head, num_blocks, hidden_size, vocab_size, precision) for head in range(num_heads)]
+        with refusing(files.name):
+            num_heads, num_blocks = _counts(files, tensors)
+            heads = [_head(tensors, head, num_blocks, hidden_size, vocab_size, precision) for head in range(num_heads)]
         tensors.finish()
         return cls(heads, precision.dtype, tensors.content_hash)
 
@@ -61,12 +63,18 @@ class MedusaHeads:
 
 def _counts(files: DraftFiles, tensors: Tensors) -> tuple[int, int]:
     """Heads, and blocks of each. Published configs name fewer heads than there are: the weights have the last word."""
-    try:
-        num_heads, num_blocks = int(files.config["medusa_num_heads"]), int(files.config["medusa_num_layers"])
-    except KeyError as error:
-        raise UnsupportedModel(f"{files.name}/config.json: {error.args[0]} is missing") from error
+    num_heads, num_blocks = (_count(files, key) for key in ("medusa_num_heads", "medusa_num_layers"))
     found = {int(key.split(".")[0]) for key in tensors.keys if key.split(".")[0].isdigit()}
     return max(num_heads, len(found)), num_blocks
+
+
+def _count(files: DraftFiles, key: str) -> int:
+    value = files.config.get(key)
+    if value is None:
+        raise UnsupportedModel(f"{files.name}/config.json: {key} is missing")
+    if type(value) is not int or value < 0:
+        raise UnsupportedModel(f"{files.name}/config.json: {key} is {value!r}, no count")
+    return value
 
 
 def _head(tensors: Tensors, head: int, num_blocks: int, hidden: int, vocab: int, precision: Precision) -> MedusaHead:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from tests.workers.engine.models.hub import serve_hub
 from tests.workers.engine.models.tiny import build, config_of, save, save_tokenizer, write_gguf
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import EngineError, UnsupportedModel
@@ -158,6 +159,43 @@ def test_masks_in_old_files_are_allowed(tmp_path: Path) -> None:
     load_model(EngineConfig(target=target))
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_of_a_model_on_the_hub_the_headers_are_read_before_its_weights(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    model = shutil.copytree(llama, tmp_path / "model")
+    if sharded:
+        _sharded(model)
+    with serve_hub(model, monkeypatch) as asked:
+        Preflight(EngineConfig(target="someone/some-model"))
+        assert [path for path in asked if path.endswith(".safetensors")] == []
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "again"))
+        for use in (Preflight, load_model):
+            with pytest.raises(UnsupportedModel, match="9 tensors of the model missing in its files"):
+                use(EngineConfig(target="someone/some-model"))
+            assert [path for path in asked if path.endswith(".safetensors")] == []
+
+
+def test_pickled_weights_on_the_hub_are_judged_once_they_are_here(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    model = shutil.copytree(llama, tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    torch.save(tensors, model / "pytorch_model.bin")
+    with serve_hub(model, monkeypatch):
+        Preflight(EngineConfig(target="someone/some-model"))
+        load_model(EngineConfig(target="someone/some-model"))
+        torch.save({key: tensors[key] for key in tensors if key != "lm_head.weight"}, model / "pytorch_model.bin")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "again"))
+        with pytest.raises(UnsupportedModel, match="1 tensor of the model missing in its files: lm_head"):
+            load_model(EngineConfig(target="someone/some-model"))
+
+
 def _lfs_pointer(model: Path) -> None:
     (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
 
@@ -213,7 +251,7 @@ def _twice(model: Path) -> None:
         (_empty, r"not a safetensors file, or cut off in its header \(0 bytes\)"),
         (_junk, "not a safetensors file .JSONDecodeError"),
         (_shard_missing, r"names b\.safetensors, which is not there"),
-        (_shard_elsewhere, r"names '\.\./a\.safetensors', which is no safetensors file beside it"),
+        (_shard_elsewhere, r"names '\.\./a\.safetensors', which is no .safetensors file beside it"),
         (_index_broken, "no index of shards"),
         (_no_index, "neither model.safetensors nor .*, only model-00001-of-00001.safetensors"),
         (_twice, r"is in a\.safetensors as well"),

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
+from tests.workers.engine.models.hub import serve_hub
 from tests.workers.engine.models.tiny import config_of, save, write_gguf
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import EngineError, UnsupportedModel
@@ -176,6 +174,14 @@ def test_code_runs_when_the_job_asks_and_is_recorded(trap: Trap) -> None:
     assert len({loaded.content_hash, without.content_hash, changed.content_hash}) == 3
 
 
+def test_code_of_another_repository_does_not_run(trap: Trap) -> None:
+    _auto_map(trap)
+    trap.change("tokenizer_config.json", auto_map={"AutoTokenizer": [None, "someone/else--evil.MyTokenizer"]})
+    with pytest.raises(UnsupportedModel, match=r"names code of another repository .someone/else--evil\.MyTokenizer"):
+        load_model(EngineConfig(target=str(trap.model), trust_remote_code=True))
+    assert not trap.sprung
+
+
 def test_a_model_that_has_no_other_code_says_what_to_set(trap: Trap) -> None:
     _only_own_code(trap)
     with pytest.raises(UnsupportedModel, match=r"engine\.trust_remote_code to true"):
@@ -186,65 +192,11 @@ def test_python_files_are_downloaded_only_when_the_job_asks(
     trap: Trap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _auto_map(trap)
-    with hub(trap.model) as (url, asked):
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
-        template = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    with serve_hub(trap.model, monkeypatch) as asked:
         for trusting in (False, True):
             monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / f"cache-{trusting}"))
             asked.clear()
             load_model(EngineConfig(target="someone/some-model", trust_remote_code=trusting))
-            assert "/someone/some-model/resolve/0000000000000000000000000000000000000000/model.safetensors" in asked
+            assert any(path.endswith("/model.safetensors") for path in asked)
             assert any(path.endswith(".py") for path in asked) == trusting
             assert trap.sprung == trusting
-
-
-@contextmanager
-def hub(model: Path) -> Iterator[tuple[str, list[str]]]:
-    """A hub with one model: its URL, and the paths that it was asked for."""
-    asked: list[str] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Hub, model, asked))
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-class _Hub(BaseHTTPRequestHandler):
-    COMMIT = "0" * 40
-
-    def __init__(self, model: Path, asked: list[str], *arguments: Any) -> None:
-        self._model, self._asked = model, asked
-        super().__init__(*arguments)
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self.wfile.write(self._answer())
-
-    def _answer(self) -> bytes:
-        self._asked.append(self.path)
-        _, _, name = self.path.partition(f"/resolve/{self.COMMIT}/")
-        if name:
-            body = (self._model / name).read_bytes()
-        else:
-            files = [path for path in self._model.rglob("*") if path.is_file()]
-            names = [(str(path.relative_to(self._model)), path.stat().st_size) for path in files]
-            tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in names]
-            siblings = [{"rfilename": name} for name, _ in names]
-            about = {"id": "someone/some-model", "sha": self.COMMIT, "siblings": siblings}
-            body = json.dumps(tree if "/tree/" in self.path else about).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", f'"{hash(body)}"')
-        self.send_header("X-Repo-Commit", self.COMMIT)
-        self.end_headers()
-        return body
-
-    def log_message(self, *arguments: Any) -> None:
-        pass

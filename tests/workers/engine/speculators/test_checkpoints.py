@@ -41,6 +41,7 @@ from workers.engine.speculators.precision import Precision
 from workers.engine.tree import DraftTree
 
 Tensors = dict[str, torch.Tensor]
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
 def load_heads(directory: Path) -> MedusaHeads:
@@ -121,7 +122,52 @@ def test_drafts_that_are_not_there(tmp_path: Path) -> None:
         load_heads(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("[]", "config.json: holds list, not keys and values"),
+        ("{", "config.json: "),
+        ('{"medusa_num_heads": "x", "medusa_num_layers": 1}', "medusa_num_heads is 'x', no count"),
+        ('{"medusa_num_heads": 2, "medusa_num_layers": -1}', "medusa_num_layers is -1, no count"),
+        ('{"medusa_num_layers": 1}', "medusa_num_heads is missing"),
+        (LFS_POINTER, "config.json: a git-lfs pointer"),
+    ],
+)
+def test_configs_of_heads_that_are_none(config: str, message: str, tmp_path: Path) -> None:
+    write_heads(tmp_path, random_heads(2))
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UnsupportedModel, match=message):
+        load_heads(tmp_path)
+
+
+def test_heads_that_were_not_fetched(tmp_path: Path) -> None:
+    write_heads(tmp_path, random_heads(2))
+    (tmp_path / "medusa_lm_head.safetensors").write_text(LFS_POINTER)
+    with pytest.raises(UnsupportedModel, match=r"medusa_lm_head\.safetensors: a git-lfs pointer"):
+        load_heads(tmp_path)
+
+
 # EAGLE ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_attention_heads": "six"}, "num_attention_heads"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps"),
+        ({"rope_parameters": {"rope_type": "brand-new", "rope_theta": 1e4}}, "brand-new"),
+        ({"draft_vocab_size": "many"}, "many"),
+        ({"target_hidden_size": [1]}, "TypeError"),
+        ({"eagle_config": 3}, "AttributeError"),
+        ({"eagle_aux_hidden_state_layer_ids": 5}, "TypeError"),
+    ],
+)
+def test_wrong_types_in_the_config_of_a_layer(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=words) as caught:
+        load_eagle(tmp_path, safeailab3(**{**({} if "eagle" in str(changes) else AUX), **changes}), eagle3_tensors())
+    assert str(tmp_path) in str(caught.value)
 
 
 def without(tensors: Tensors, *keys: str) -> Tensors:
