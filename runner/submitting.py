@@ -13,7 +13,9 @@ from runner.tables import note
 from scheduler.dataset import inspect
 from scheduler.submission import submit
 from storage.records import JobState
-from workers.engine.errors import ModelNotFound, NoSkipSet
+from workers.engine.errors import InvalidConfig, ModelNotFound, NoSkipSet, PromptTooLong
+from workers.engine.request import Request
+from workers.engine.sampling_params import SamplingParams
 from workers.engine.speculators.skip_file import SkipFile, a_file_decides
 from workers.prompts import PromptRenderer, require_sense
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from storage.records import Job
     from storage.store import Store
     from workers.engine.config import EngineConfig
+    from workers.engine.preflight import Preflight
     from workers.settings import JobSettings
 
 
@@ -92,7 +95,20 @@ def _for_this_machine(settings: JobSettings, config: EngineConfig) -> EngineConf
 
     engine = Preflight(config)
     PromptRenderer(settings, engine.tokenizer)
+    _require_room(settings, engine)
     return engine.config
+
+
+def _require_room(settings: JobSettings, engine: Preflight) -> None:
+    """Raise `InvalidConfig` when the KV cache is too small for any row of the job. Rows with parameters of their own
+    may ask for less."""
+    if settings.input.sampling_column is not None:
+        return
+    shortest = Request("", [0], SamplingParams(max_tokens=settings.sampling["max_tokens"]))
+    try:
+        engine.check(shortest)
+    except PromptTooLong as error:
+        raise InvalidConfig(f"no row of this job can run, not even one of a single token: {error}") from error
 
 
 def _for_any_machine(config: EngineConfig) -> EngineConfig:

@@ -216,6 +216,23 @@ def test_a_dry_run_rejects_the_rows_that_the_run_rejects(cli: Cli, write_prompts
     assert plan["rejected"] == recorded
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("kv_blocks=1", "kv_blocks must be at least 2"),
+        ("kv_blocks=2", "no row of this job can run"),
+        ("kv_memory=64", "too small"),
+    ],
+)
+def test_a_pool_in_which_no_row_fits_is_refused_before_anything_is_recorded(
+    cli: Cli, prompts: Path, option: str, message: str
+) -> None:
+    refused = cli(
+        "run", str(prompts), "--target", TARGET, "--max-tokens", "40", "--set", f"engine.{option}", code=2
+    )  # fmt: skip
+    assert message in refused.stderr, refused.stderr
+
+
 def test_the_plan_names_the_methods_and_their_options(cli: Cli, prompts: Path) -> None:
     arguments = ("run", str(prompts), "--target", TARGET, "--dry-run")
     plan = cli.json(*arguments, "--draft", "target", "--row-method", "ngram", "--row-method", "none")["plan"]

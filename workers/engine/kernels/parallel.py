@@ -138,13 +138,21 @@ class Kernel:
     def _compile(self) -> Any:
         started = time.perf_counter()
         try:
+            if self._is_cached:
+                return self._build()
             with phase(f"compiling kernels ({ONCE})") as compiling:
                 compiling.progress = f"{_compiled.kernels} done" if _compiled.kernels else ""
                 kernel = self._build()
-                _compiled.kernels += not kernel.cache_hits
+                _compiled.kernels += 1
                 return kernel
         finally:
             _compiled.seconds += time.perf_counter() - started
+
+    @property
+    def _is_cached(self) -> bool:
+        """By the names that numba gives to its index files."""
+        folder = _cache_folder()
+        return folder is not None and any(folder.rglob(f"*.{self._body.__qualname__}-*.nbi"))
 
     def _build(self) -> Any:
         folder = _cache_folder()
