@@ -8,6 +8,7 @@ shows there.
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -123,7 +124,9 @@ def _record(model: Any, tokens: torch.Tensor, name: str, max_model_len: int) -> 
     """Run tokens [1, T] through our attention, as a recorder of what it is asked for."""
     count = tokens.shape[1]
     use_packed_attention(model)
-    recorder = _Recorder(name, model.config, max_model_len)
+    # Where a model's code makes no sliding mask, the window that it hands on is none of its own attention's.
+    slides = hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask")
+    recorder = _Recorder(name, model.config, max_model_len, slides=slides)
     with carrying(recorder):
         model(
             input_ids=tokens,
@@ -145,8 +148,9 @@ def confirm(executor: Executor, seen: Probe, name: str, *, tolerance: float | No
 class _Recorder:
     """`LayerAttention` of one causal sequence, without a cache."""
 
-    def __init__(self, name: str, config: Any, max_model_len: int) -> None:
+    def __init__(self, name: str, config: Any, max_model_len: int, *, slides: bool) -> None:
         self._name, self._config, self._max_model_len = name, config, max_model_len
+        self._slides = slides
         self._layers: dict[int, LayerShape] = {}
         self._windows: dict[int, int | None] = {}
 
@@ -170,6 +174,10 @@ class _Recorder:
             if window is not None and self._windows[layer] is None:
                 kept = f"keeps a sliding window of {window} tokens from its attention function"
                 self._refuse(f"{kept}: set max_model_len to {window} or less")
+        handed = [window for window in self._windows.values() if window is not None]
+        if handed and not self._slides:
+            only = f"has a sliding window of {handed[0]} tokens for some of transformers' attention functions alone"
+            self._refuse(f"{only}: set max_model_len to {handed[0]} or less")
         layers = tuple(self._layers[layer] for layer in range(count))
         window = longest_window([self._windows[layer] for layer in range(count)])
         return CacheShape(layers, dtype, device, self._config.hidden_size, window)

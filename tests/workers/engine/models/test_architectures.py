@@ -136,6 +136,12 @@ def test_a_window_that_only_the_mask_knows_is_refused_beyond_it() -> None:
     assert probe(build(config), "tiny", 64).shape.window is None
 
 
+def test_a_window_that_no_mask_knows_is_refused_beyond_it() -> None:
+    config = config_of("Olmoe", sliding_window=64)
+    with pytest.raises(UnsupportedModel, match="attention functions alone: set max_model_len to 64"):
+        probe(build(config), "tiny", LIMIT)
+
+
 def test_context_limit_is_the_models_or_the_shorter_one_asked_for() -> None:
     config = config_of("Llama")
     assert context_limit(config, "tiny", None) == 256

@@ -165,6 +165,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Falcon": {**COMMON, "new_decoder_architecture": True, "num_kv_heads": 2},
     "StableLm": GROUPED,
     "Nemotron": GROUPED,
+    "Olmoe": {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2},
     "GPTNeo": {**COMMON, "num_layers": 3, "num_heads": 6, "attention_types": [[["global"], 3]]},
     "Lfm2": {**GROUPED, "full_attn_idxs": [1]},
     "Mamba2": {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 16},
