@@ -94,8 +94,8 @@ def test_a_zombie_that_wakes_up_past_its_lease_writes_nothing(
 def test_a_worker_that_freezes_inside_a_transaction_holds_nobody_up(
     make_cluster: MakeCluster, redis_server: BrokerServer, postgres_url: str, place: str
 ) -> None:
-    """Its session ends by itself, and the locks that all the others wait for with it."""
-    with make_cluster(redis_server.url, impatient(postgres_url)) as cluster:
+    """Its session ends by itself, and the locks that all the others wait for with it; "claim" under our own limits."""
+    with make_cluster(redis_server.url, postgres_url if place == "claim" else impatient(postgres_url)) as cluster:
         job = cluster.submit(PROMPTS[:16], target="light:300")
         other = cluster.submit(PROMPTS[:8], target="light:1", name="other")
         frozen = cluster.start_worker(freeze=place)
@@ -106,7 +106,7 @@ def test_a_worker_that_freezes_inside_a_transaction_holds_nobody_up(
             cluster.store.cancel_job(other.id)
             assert cluster.wait_finished(other).state is JobState.CANCELLED
             assert cluster.wait_finished(job).state is JobState.COMPLETED
-            assert time.monotonic() - started < 30
+            assert time.monotonic() - started < 45
             before = list(cluster.store.iter_results(job.id))
             frozen.send(signal.SIGCONT)
             more = cluster.submit(PROMPTS[:8], target="light:1", name="more")
