@@ -29,7 +29,7 @@ from workers.engine.sequence import Sequence
 from workers.engine.speculators.draft_model import DraftModelSpeculator
 from workers.engine.speculators.eagle import EagleSpeculator
 from workers.engine.speculators.reading import SameReading
-from workers.engine.speculators.speculator import Speculator, SpeculatorContext
+from workers.engine.speculators.speculator import Caching, Speculator, SpeculatorContext
 from workers.engine.tree import DraftTree
 from workers.engine.tree_shape import TreeShape
 from workers.engine.verifier import Verdict
@@ -43,6 +43,8 @@ class Watched:
 
     def __init__(self, inner: Speculator, look: Callable[[Sequence], None]) -> None:
         self.inner = inner
+        if isinstance(inner, Caching):
+            self.cache = inner.cache
         self.name = inner.name
         self.hidden_layers = LAYERS
         self.accepted: Counter[int] = Counter()
