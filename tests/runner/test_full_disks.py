@@ -80,6 +80,7 @@ def test_a_run_on_a_full_disk_waits_stops_at_ctrl_c_and_goes_on(
     finally:
         process.kill()
         reader.join()
+        process.stdout.close()  # type: ignore[union-attr]
     told = [line for line in lines if "no space is left" in line]
     assert len(told) <= 8, told
     assert str(small_disk.folder) in told[0]
