@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 
 from workers.engine.attention.backend import AttentionBackend, AttentionPlan, write_hidden, write_rows
 from workers.engine.batch import Batch
+from workers.engine.errors import UnsupportedModel
 from workers.engine.kernels.attention import Weighing
 from workers.engine.kv_cache import CacheShape, KVCache
 from workers.engine.models.executor import ModelOutput
@@ -129,7 +130,11 @@ class HuggingFaceExecutor:
             )
         for layer in cache.hidden:
             # transformers lists what enters each layer, and last what the final norm gives.
-            write_hidden(out.hidden_states[layer][0], layer, batch, cache)
+            states = out.hidden_states[layer]
+            if states.shape[:-1] != batch.input_ids[None].shape:
+                kind = f"{self._model.config.model_type} has several residual streams ({tuple(states.shape)})"
+                raise UnsupportedModel(f"{kind}: methods medusa and eagle cannot draft for it")
+            write_hidden(states[0], layer, batch, cache)
         return ModelOutput(out.logits[0])
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
