@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import UsageError
 from runner.views import nobody_works
-from scheduler.recovery import as_it_stands
+from scheduler.recovery import as_seen
 from storage.records import JobState
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def export_to(store: Store, job: Job, out: str, *, partial: bool = False, token_
     for a job that was interrupted unless `partial`."""
     from storage.export import export_job
 
-    job = as_it_stands(store, job)
+    job = as_seen(store, job)
     if not partial and job.state is JobState.IN_PROGRESS and store.activity(job.id).nobody:
         raise UsageError(f"job {job.name} was interrupted, and {nobody_works(job.name)}")
     if token_ids and not job.spec.get("keep_token_ids"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,8 @@ class LocalRun:
         self._failure: Exception | None = None
         self._not_loaded: str | None = None
         """Why the engine could not be loaded."""
-        self._tokens = _Emitted()
+        self._emitted: int | None = None
+        """Tokens that the engine has emitted, those of unfinished rows among them."""
         self._said: set[str] = set()
         self._away_since: float | None = None
 
@@ -79,7 +81,7 @@ class LocalRun:
             self._end_for_failed_load(self._not_loaded)
         if isinstance(self._failure, StoreUnavailable):
             raise self._failure
-        end, _ = follower.refresh(tokens=self._tokens.total)
+        end, _ = follower.refresh(tokens=self._emitted)
         if self._failure is not None:
             raise self._failure
         tokens = end.num_output_tokens - start.num_output_tokens
@@ -113,8 +115,8 @@ class LocalRun:
     def _look(self, worker: Worker, follower: Follower, *, loading: bool) -> float:
         """Keep the job going and show where it is; returns the seconds until the next look."""
         self._maintain(worker)
-        self._tokens.read(worker)
-        return follower.refresh(self._note(worker, loading=loading), self._tokens.total)[1]
+        self._read_engine(worker)
+        return follower.refresh(self._note(worker, loading=loading), self._emitted)[1]
 
     def _bear(self, error: StoreUnavailable, worker: Worker) -> None:
         """Wait for a store that is away or full, but not for ever."""
@@ -142,6 +144,12 @@ class LocalRun:
                 log.warning(text)
         for row in reaped.poisoned:
             log.error("row %d was in hand each time a worker died or failed: recorded as an error", row.row_index)
+
+    def _read_engine(self, worker: Worker) -> None:
+        host = worker.hosts.running
+        if host is not None:
+            with suppress(EngineFailed, EngineStopped):
+                self._emitted = host.snapshot().emitted
 
     def _note(self, worker: Worker, *, loading: bool) -> str:
         if self._stop.is_set():
@@ -185,23 +193,6 @@ class LocalRun:
 
     def _summary(self) -> JobSummary:
         return summarise(self._store.get_job(self._job.id), self._store.progress(self._job.id))
-
-
-class _Emitted:
-    """Tokens that this run's engines have emitted, one engine after another, those of unfinished rows among them."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._before = 0
-
-    def read(self, worker: Worker) -> None:
-        host = worker.hosts.running
-        try:
-            now = 0 if host is None else host.snapshot().emitted
-        except (EngineFailed, EngineStopped):
-            return
-        self.total += now - self._before if now >= self._before else now
-        self._before = now
 
 
 def _ready_at(worker: Worker) -> float | None:

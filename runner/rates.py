@@ -36,10 +36,13 @@ class RateWindow:
         self._rate_seconds = rate_seconds
         self._eta_seconds = eta_seconds
         self._samples: deque[_Sample] = deque()
+        self._tokens = self._tokens_before = 0
         self._rows_moved = self._tokens_moved = False
 
     def add(self, seconds: float, rows: int, tokens: int) -> None:
-        """Record counts read at `seconds` (monotonic)."""
+        """Record counts read at `seconds` (monotonic). Tokens that fall are another engine's, which began anew."""
+        self._tokens_before += max(0, self._tokens - tokens)
+        self._tokens, tokens = tokens, tokens + self._tokens_before
         if self._samples:
             self._rows_moved |= rows > self._samples[-1].rows
             self._tokens_moved |= tokens > self._samples[-1].tokens

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.draft_advice import draft_warning
 from runner.errors import ExitCode
-from scheduler.recovery import as_it_stands
+from scheduler.recovery import as_seen
 from storage.records import Job, JobProgress, JobState
 from storage.redaction import redacted
 from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
@@ -72,7 +72,7 @@ class JobSummary:
 
 def summary_of(store: Store, job: Job) -> JobSummary:
     """The job and its counts, once what dead workers held is taken back, and whether anybody works on it."""
-    job = as_it_stands(store, job)
+    job = as_seen(store, job)
     idle = job.state is JobState.IN_PROGRESS and store.activity(job.id).nobody
     return summarise(job, store.progress(job.id), interrupted=idle)
 

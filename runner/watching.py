@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -35,21 +36,40 @@ def watch_job(store: Store, job_id: str, *, as_json: bool) -> ExitCode:
         note("no worker is alive on this store: start `nightdraft worker` and `nightdraft scheduler`")
     try:
         with JsonDisplay() if as_json else make_display() as display:
-            follower = Follower(read, display)
-            summary, pause = follower.refresh()
-            while not summary.state.terminal:
+            follower, emitted = Follower(read, display), _Emitted(store, job_id)
+            give_up = math.inf
+            while True:
+                summary, pause = follower.refresh(tokens=emitted.read())
+                if summary.state.terminal:
+                    give_up = min(give_up, time.monotonic() + DRAIN_SECONDS)
+                    if not summary.chunks.get(ChunkState.RUNNING) or time.monotonic() >= give_up:
+                        break
                 time.sleep(pause)
-                summary, pause = follower.refresh()
-            give_up = time.monotonic() + DRAIN_SECONDS
-            while summary.chunks.get(ChunkState.RUNNING) and time.monotonic() < give_up:
-                time.sleep(pause)
-                summary, pause = follower.refresh()
     except KeyboardInterrupt:
         note("no longer watching; the job goes on")
         return ExitCode.INTERRUPTED
     if not as_json:
         show_job(summary, store.error_groups(job_id), as_json=False)
     return exit_code_of(store.get_job(job_id), summary.num_errors)
+
+
+class _Emitted:
+    """Tokens that workers have emitted for a job since this began, those of unfinished rows among them."""
+
+    def __init__(self, store: Store, job_id: str) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._total: int | None = None
+        self._counts: dict[str, int] = {}
+
+    def read(self) -> int | None:
+        """None as long as no worker has told of any."""
+        for sample in self._store.latest_engine_samples():
+            before = self._counts.get(sample.worker_id, sample.num_output_tokens)
+            self._counts[sample.worker_id] = sample.num_output_tokens
+            if sample.job_id == self._job_id:
+                self._total = (self._total or 0) + max(0, sample.num_output_tokens - before)
+        return self._total
 
 
 def alive_workers(store: Store) -> list[WorkerInfo]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from scheduler.finishing import finish_if_done
+from storage.errors import StoreUnavailable
 from storage.reaping import Reaped
 from storage.records import Job, JobState
 from storage.store import Store
@@ -34,10 +35,19 @@ def reap(store: Store, job_id: str | None = None) -> Reaped:
 def as_it_stands(store: Store, job: Job) -> Job:
     """The job once what the dead held of it is taken back, and ended if nothing of it is left to do.
 
-    What every command does before it acts on a job or shows one: nobody else may be there to do it.
+    What every command does before it acts on a job: nobody else may be there to do it.
     """
     if job.state is JobState.COMPLETED:
         return job
     store.expire_dead_workers()
     store.reap(job_id=job.id)
     return finish_if_done(store, job)
+
+
+def as_seen(store: Store, job: Job) -> Job:
+    """`as_it_stands` for those who only look: a store that cannot be written (a copy, a standby) is seen as it is."""
+    try:
+        return as_it_stands(store, job)
+    except StoreUnavailable as error:
+        log.info("what dead workers hold of job %s stays with them: %s", job.name, error)
+        return job

@@ -287,6 +287,10 @@ class Store:
         """Append readings of an engine's gauges; one per worker and time."""
         self.database.write(telemetry.write_engine_samples, samples)
 
+    def latest_engine_samples(self) -> list[EngineSample]:
+        """The newest reading of each worker that has not signed off."""
+        return self.database.read(telemetry.latest_engine_samples)
+
     def worker_seen(self, worker_id: str, process: ProcessIdentity, job_id: str | None = None) -> None:
         """Note that a worker lives, and which job it works on (None: any)."""
         self.database.write(telemetry.worker_seen, worker_id, process, job_id)

@@ -78,6 +78,17 @@ def write_engine_samples(connection: sa.Connection, samples: Sequence[EngineSamp
         connection.execute(statement, [asdict(sample) for sample in samples])
 
 
+def latest_engine_samples(connection: sa.Connection) -> list[EngineSample]:
+    """The newest reading of each worker that has not signed off."""
+    same_worker = engine_samples.alias()
+    newest = sa.select(sa.func.max(same_worker.c.sampled_at)).where(same_worker.c.worker_id == workers.c.worker_id)
+    same = sa.and_(
+        engine_samples.c.worker_id == workers.c.worker_id, engine_samples.c.sampled_at == newest.scalar_subquery()
+    )
+    rows = connection.execute(sa.select(*engine_samples.c).join(workers, same)).mappings()
+    return [EngineSample(**row) for row in rows]
+
+
 def worker_seen(connection: sa.Connection, worker_id: str, process: ProcessIdentity, job_id: str | None) -> None:
     """Note that a worker lives: a row on its first report, `last_seen` on every later one."""
     now = clock(connection)

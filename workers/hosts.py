@@ -128,7 +128,7 @@ class _Slot:
         except EngineError as error:
             self.error = error
         except Exception as error:
-            self.error = LoadFailed(f"{type(error).__name__}: {error}")
+            self.error = LoadFailed(" ".join(f"{type(error).__name__}: {error}".split()))
             self.error.__cause__ = error
         finally:
             self.ready.set()

@@ -66,6 +66,15 @@ def test_plain_lines_come_on_change_and_now_and_then() -> None:
     assert [line.split()[1] for line in lines] == ["in_progress", "in_progress", "completed"]
 
 
+def test_the_last_line_has_the_last_counts() -> None:
+    """A job that failed goes on counting while its chunks record what they had finished."""
+    out = io.StringIO()
+    with PlainDisplay(Console(file=out, width=200), clock=lambda: 0.0) as display:
+        for done in (0, 3, 9):
+            display.update(summary(state=JobState.FAILED, num_ok=done), Rates())
+    assert [line.split()[2] for line in out.getvalue().splitlines()] == ["1/10", "10/10"]
+
+
 def test_json_lines_come_on_change(capsys: pytest.CaptureFixture[str]) -> None:
     with JsonDisplay() as display:
         display.update(summary(), Rates())

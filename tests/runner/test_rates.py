@@ -21,6 +21,14 @@ def test_there_is_no_rate_before_the_first_row() -> None:
     assert window.rates(9).rows_per_second == pytest.approx(1 / 30)
 
 
+def test_tokens_are_counted_as_they_come_and_go_on_after_another_engine_began_anew() -> None:
+    window = RateWindow()
+    for second, tokens in ((0, 0), (2, 100), (4, 200), (6, 0), (8, 100)):
+        window.add(float(second), 0, tokens)
+    rates = window.rates(rows_left=5)
+    assert (rates.rows_per_second, rates.tokens_per_second, rates.eta_seconds) == (None, 300 / 8, None)
+
+
 def test_a_resumed_job_is_not_credited_with_earlier_rows() -> None:
     window = RateWindow()
     window.add(100.0, rows=500, tokens=5000)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from runner.local import LocalRun
 from runner.progress import JsonDisplay
+from runner.spec import parse_spec
 from runner.submitting import submit_job
 from storage.records import ChunkState, JobState
 from storage.store import Store
@@ -47,6 +49,63 @@ def test_a_row_that_breaks_the_engine_becomes_an_error_and_the_others_finish(
     assert pq.read_table(cli.folder / "poison.parquet")["category"].to_pylist() == list("abcde")
 
 
+TOO_BIG = ("--set", "engine.kv_blocks=1000000000000", "--name", "big")
+"""No machine has that much memory, and only loading finds out."""
+
+
+def test_an_engine_that_cannot_be_loaded_fails_the_job_with_the_reason(cli: Cli, prompts: Path) -> None:
+    for _ in range(2):  # the same command tries again: it may have been mended
+        result = cli("run", str(prompts), "--target", TARGET, *TOO_BIG, code=2)
+        (line,) = [line for line in result.stderr.splitlines() if "allocate" in line]
+        assert line.startswith("ERROR: job big cannot run: load_failed: the engine could not be loaded: ")
+        assert "Traceback" not in result.stderr
+        job = cli.json("status", "big")
+        assert (job["state"], job["error_code"], job["num_errors"]) == ("failed", "load_failed", 0)
+    assert cli.json("resume", "big")["chunks"] > 0
+
+
+def test_a_run_that_cannot_load_its_engine_leaves_the_job_to_the_one_that_could(cli: Cli, prompts: Path) -> None:
+    (cli.folder / "big.yaml").write_text(
+        f"name: big\ninput: {{paths: {prompts.name}}}\nchunk_rows: 4\n"
+        f"engine: {{target: '{TARGET}', kv_blocks: 1000000000000}}\n"
+    )
+    cli("submit", "big.yaml")
+    with Store.open(cli.store) as store:
+        job = store.get_job("big")
+        other = store.claim_next("another", 60.0, job.id)
+        assert other is not None
+        result = cli("run", "big.yaml", code=2)
+        assert "goes on in another process" in result.stderr
+        assert "Traceback" not in result.stderr
+        assert store.get_job("big").state is JobState.IN_PROGRESS
+        assert store.heartbeat(other.id, other.epoch, 60.0).alive
+
+
+def test_tokens_are_counted_before_the_first_row_is_through(cli: Cli, write_prompts: WritePrompts) -> None:
+    path = write_prompts(["one", "two"])
+    spec = parse_spec(
+        {
+            **MINIMAL,
+            "name": "long",
+            "input": {"paths": str(path)},
+            "engine": {"target": "scripted:delay_ms=30,eos_every=0"},
+            "sampling": {"max_tokens": 400},
+        }
+    )
+    stop = threading.Event()
+    seen: list[object] = []
+
+    class StopOnFirstRate(JsonDisplay):
+        def update(self, summary, rates, note="") -> None:  # type: ignore[no-untyped-def]
+            if rates.tokens_per_second:
+                seen.append((summary.num_done, rates.rows_per_second, rates.eta_seconds))
+                stop.set()
+
+    with Store.open(cli.store) as store:
+        LocalRun(store, submit_job(store, spec).job, stop).run(StopOnFirstRate())
+    assert seen[0] == (0, None, None)
+
+
 def test_what_a_killed_run_left_behind_is_said_once_and_other_jobs_are_silent(cli: Cli, prompts: Path) -> None:
     for name in ("mine", "other"):
         (cli.folder / f"{name}.yaml").write_text(
@@ -65,10 +124,6 @@ def test_what_a_killed_run_left_behind_is_said_once_and_other_jobs_are_silent(cl
 
 
 def test_stop_drains_and_the_next_run_goes_on(tmp_path: Path, write_prompts: WritePrompts) -> None:
-    import threading
-
-    from runner.spec import parse_spec
-
     path = write_prompts([f"p{n}" for n in range(40)])
     spec = parse_spec(
         {
@@ -135,6 +190,9 @@ def test_ctrl_c_drains_with_130_and_kill_9_loses_nothing(cli: Cli, write_prompts
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
         assert process.returncode == code, err
+        shown = cli("status", "k").stdout
+        assert ("interrupted" in shown, "nobody works on it" in shown) == (True, True)
+        assert "was interrupted" in cli("export", "k", "-o", "k.parquet", code=2).stderr
     process = start(cli, path, target)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 from storage.processes import ProcessIdentity
 from storage.store import Store
+from storage.telemetry import EngineSample
 from tests.storage.helpers import add_job
 
 
@@ -19,6 +22,19 @@ def test_workers_report_and_sign_off(store: Store) -> None:
     store.worker_gone("a")
     store.worker_gone("nobody")
     assert [worker.worker_id for worker in store.list_workers()] == ["b"]
+
+
+def test_the_newest_reading_of_every_worker_that_is_there(store: Store) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    samples = [
+        EngineSample(worker, start + timedelta(seconds=second), "job", 1, 0, 1, 8, tokens, tokens, 0, 0)
+        for worker, second, tokens in (("a", 0, 5), ("a", 9, 70), ("b", 4, 30), ("gone", 9, 99))
+    ]
+    store.write_engine_samples(samples)
+    for worker in ("a", "b", "idle"):
+        store.worker_seen(worker, ProcessIdentity("host", 1))
+    found = {sample.worker_id: sample for sample in store.latest_engine_samples()}
+    assert found == {"a": samples[1], "b": samples[2]}
 
 
 def test_what_ran_is_recorded_once(store: Store) -> None:

@@ -128,6 +128,28 @@ def test_a_suspect_that_somebody_else_took_meanwhile_is_left_to_them(
     beside.result()
 
 
+def test_a_job_whose_engine_cannot_be_loaded_ends_unless_others_work_on_it(
+    worker: Worker, store: Store, tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.worker.LOAD_PAUSE", 0.0)
+    script.load_error = RuntimeError("out of\nmemory")
+    job = make_job(store, tmp_path, {"prompt": ["one", "two"]}, chunk_rows=1)
+    other = store.claim_next("another", 60.0, job.id)
+    assert other is not None
+    for _ in range(4):
+        outcome = worker.process(message(store, job, 1))
+        assert outcome is not None
+        assert outcome.status is ChunkStatus.NOT_LOADED
+    chunk = store.list_chunks(job.id)[1]
+    assert (chunk.state, chunk.attempts) == (ChunkState.PENDING, 0)
+    assert store.get_job(job.id).state is JobState.IN_PROGRESS
+    store.release(other.id, other.epoch)
+    worker.process(message(store, job))
+    failed = store.get_job(job.id)
+    assert (failed.state, failed.error_code) == (JobState.FAILED, "load_failed")
+    assert "RuntimeError: out of memory, 5 times in a row" in str(failed.error_message)
+
+
 def test_a_worker_reports_itself_and_signs_off(store: Store, script: Script) -> None:
     with Worker(store, factory=script.factory) as worker:
         wait_until(lambda: bool(store.list_workers()))
