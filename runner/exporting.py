@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 from runner.errors import UsageError
 from runner.views import nobody_works
 from scheduler.recovery import as_seen
+from storage.files import SUFFIXES
+from storage.private import make_folder
 from storage.records import JobState
+
+OTHER_FORMATS = (
+    ".arrow", ".avro", ".csv", ".db", ".feather", ".gz", ".ipc", ".json", ".jsonl", ".ndjson", ".orc", ".sqlite",
+    ".tsv", ".txt", ".xls", ".xlsx", ".zip", ".zst",
+)  # fmt: skip
+"""Endings of names that mean another format than Parquet."""
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,9 +27,11 @@ if TYPE_CHECKING:
     from storage.store import Store
 
 
-def export_to(store: Store, job: Job, out: str, *, partial: bool = False, token_ids: bool = False) -> ExportReport:
+def export_to(
+    store: Store, job: Job, out: str, *, partial: bool = False, token_ids: bool = False, force: bool = False
+) -> ExportReport:
     """Write a job's results to one Parquet file. Raises `UsageError` for token ids that were not kept, and
-    for a job that was interrupted unless `partial`."""
+    for a job that was interrupted unless `partial`; `UnusableOutput` for a file of something else unless `force`."""
     from storage.export import export_job
 
     job = as_seen(store, job)
@@ -29,13 +39,27 @@ def export_to(store: Store, job: Job, out: str, *, partial: bool = False, token_
         raise UsageError(f"job {job.name} was interrupted, and {nobody_works(job.name)}")
     if token_ids and not job.spec.get("keep_token_ids"):
         raise UsageError(f"job {job.name} kept no token ids; submit it with keep_token_ids: true")
-    require_folder(output_file(out))
-    return export_job(store, job.id, out, token_ids=token_ids, partial=partial)
+    require_folder(require_parquet(output_file(out)))
+    return export_job(store, job.id, out, token_ids=token_ids, partial=partial, force=force)
 
 
 def export_path(out: str, job_name: str) -> str:
     """File that `run --out` writes: `out` itself when it names a Parquet file, else a file in that directory."""
-    return out if not out or out.endswith(".parquet") else f"{out.rstrip('/')}/{job_name}.parquet"
+    if not out or out.lower().endswith(SUFFIXES):
+        return out
+    if not Path(out).expanduser().is_dir():
+        require_parquet(Path(out))
+    return f"{out.rstrip('/')}/{job_name}.parquet"
+
+
+def require_parquet(path: Path) -> Path:
+    """The path, unless its name says that another format is meant. Raises `UsageError`."""
+    if path.suffix.lower() in OTHER_FORMATS:
+        raise UsageError(
+            f"--out {path}: an export is Parquet, so its name ends in .parquet; `nightdraft sql --out FILE` writes the"
+            " rows of a query as .csv or .json"
+        )
+    return path
 
 
 def output_file(out: str) -> Path:
@@ -53,7 +77,7 @@ def output_file(out: str) -> Path:
 def require_folder(path: Path) -> None:
     """Make the folder of a file that will be written. Raises `UsageError` when that fails, or writing in it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not tell: /proc, read-only mounts
             pass
     except OSError as error:

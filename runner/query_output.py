@@ -17,6 +17,7 @@ from runner.exporting import output_file, require_folder
 from runner.tables import json_default, note, print_rows
 from storage.errors import OutputFailed
 from storage.output import writing
+from storage.private import open_file
 from storage.query import run_sql
 from storage.store import Store
 from workers.suggest import did_you_mean
@@ -28,8 +29,19 @@ FORMATS = ("table", "json", "csv", "parquet")
 PARQUET_BATCH = 10_000
 
 
-def write_query(store: Store, query: str, output_format: str, out: str | None, limit: int) -> None:
-    """Run one read-only statement and write its rows. Raises `UsageError` for a format that does not fit."""
+ENDINGS = {".csv": "csv", ".json": "json", ".parquet": "parquet", ".pq": "parquet", ".parq": "parquet"}
+"""Formats that the name of a file asks for."""
+
+
+def write_query(store: Store, query: str, output_format: str | None, out: str | None, limit: int) -> None:
+    """Run one read-only statement and write its rows. Without a format the name of the file tells it.
+
+    Raises `UsageError` for a format that does not fit.
+    """
+    named = None if out is None else ENDINGS.get(Path(out).suffix.lower())
+    if None not in (named, output_format) and named != output_format and output_format in FORMATS:
+        raise UsageError(f"--out {out} names a {named} file, and --format says {output_format}: leave one of them out")
+    output_format = output_format or named or "table"
     if output_format not in FORMATS:
         near = did_you_mean(output_format, FORMATS)
         raise UsageError(f"unknown format {output_format!r}{near}; there are: {', '.join(FORMATS)}")
@@ -58,7 +70,9 @@ def _write(
     if output_format == "table":
         _write_table(columns, rows, limit)
     elif output_format == "parquet":
-        _write_parquet(columns, rows, str(target))
+        assert target is not None
+        with open_file(target, "wb") as file:
+            _write_parquet(columns, rows, file)
     else:
         with _text_output(target) as stream:
             (_write_json if output_format == "json" else _write_csv)(columns, rows, stream)
@@ -96,7 +110,7 @@ def _write_csv(columns: Sequence[str], rows: Iterator[Sequence[Any]], stream: IO
     writer.writerows(rows)
 
 
-def _write_parquet(columns: Sequence[str], rows: Iterator[Sequence[Any]], out: str) -> None:
+def _write_parquet(columns: Sequence[str], rows: Iterator[Sequence[Any]], out: IO[bytes]) -> None:
     """The types are those of the first batch; a column that is NULL in all of it becomes text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -128,5 +142,5 @@ def _text_output(target: Path | None) -> Iterator[IO[str]]:
     if target is None:
         yield sys.stdout
         return
-    with target.open("w", encoding="utf-8", newline="") as stream:
+    with open_file(target, "w", encoding="utf-8", newline="") as stream:
         yield stream

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from runner.errors import ExitCode
 from runner.exporting import export_path, export_to, output_file, require_folder, require_no_input
 from runner.interrupts import Interrupts
@@ -14,18 +16,21 @@ from runner.submitting import submit_job
 from runner.summary import exit_code_of, summary_of
 from runner.tables import note
 from runner.views import show_run
+from storage.export import require_replaceable
 from storage.records import Job, JobState
 from storage.store import Store
 
 
 def run_command(
-    spec: JobSpec, store_value: str, *, new: bool, out: str | None, as_json: bool, verbose: bool
+    spec: JobSpec, store_value: str, *, new: bool, out: str | None, force: bool, as_json: bool, verbose: bool
 ) -> ExitCode:
     """Run a job to its end in this process, and show what became of it. Returns the exit code."""
     if out is not None:
         _require_output(export_path(out, str(spec.name)), spec)
     with open_store(store_value, patience=STORE_PATIENCE) as store:
         submission = submit_job(store, spec, new=new, models_here=True)
+        if out is not None:
+            require_replaceable(Path(export_path(out, submission.job.name)).expanduser(), submission.job, force=force)
         if submission.resumed and submission.job.state.terminal:
             note(
                 f"job {submission.job.name} is {submission.job.state} already, nothing is generated; --new starts anew"
@@ -37,7 +42,7 @@ def run_command(
         if summary.draft_warning is not None and outcome.tokens_per_second is not None:
             note(f"warning: {summary.draft_warning}")
         if out is not None:
-            _export(store, outcome.job, export_path(out, outcome.job.name))
+            _export(store, outcome.job, export_path(out, outcome.job.name), force=force)
         if not outcome.job.state.terminal:
             note("interrupted: finished rows are recorded; the same command goes on from here")
         elif summary.num_errors:
@@ -57,9 +62,9 @@ def _run(store: Store, job: Job, interrupts: Interrupts) -> LocalOutcome:
         return LocalRun(store, job, interrupts.stop).run(display)
 
 
-def _export(store: Store, job: Job, path: str) -> None:
+def _export(store: Store, job: Job, path: str, *, force: bool) -> None:
     if job.state is not JobState.COMPLETED:
         note(f"not exported, since the job is {job.state}; see: nightdraft export {job.name} --partial --out {path}")
         return
-    export_to(store, job, path, token_ids=bool(job.spec.get("keep_token_ids")))
+    export_to(store, job, path, token_ids=bool(job.spec.get("keep_token_ids")), force=force)
     note(f"results: {path}")

@@ -37,7 +37,7 @@ def as_it_stands(store: Store, job: Job) -> Job:
 
     What every command does before it acts on a job: nobody else may be there to do it.
     """
-    if job.state is JobState.COMPLETED:
+    if job.state is JobState.COMPLETED or store.read_only:
         return job
     store.expire_dead_workers()
     store.reap(job_id=job.id)

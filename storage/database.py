@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -19,6 +20,7 @@ from sqlalchemy.exc import ArgumentError
 from storage.encoding import dumps
 from storage.errors import InvalidStore, StorageError, StoreFailed, StoreFull, StoreUnavailable
 from storage.outages import DRIVER_ERRORS, Cause, cause_of, is_read_only, original
+from storage.private import make_file
 from storage.redaction import redacted
 from storage.retry import Backoff, complain
 from storage.sessions import LIMITS, connect_arguments
@@ -87,27 +89,32 @@ class Database:
     def __init__(self, url: str, *, patience: float) -> None:
         self.url = parse_url(url)
         self.patience = patience
-        self.engine = _create_engine(self.url, patience)
+        self.read_only = _is_read_only(self.file)
+        """Whether this is an SQLite file that can only be looked at here."""
+        self.engine = _create_engine(self.url, patience, self.file if self.read_only else None)
         self._writing = self.engine.execution_options(nightdraft_write=True)
         # SQLite lets waiting writers poll, and does not queue them; the threads of this process can queue.
         self._turn: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
 
     @property
     def is_sqlite(self) -> bool:
-        return self.engine.dialect.name == "sqlite"
+        return self.url.get_backend_name() == "sqlite"
+
+    @property
+    def file(self) -> Path | None:
+        """The file of an SQLite store. (A URI hides it.)"""
+        name = str(self.url.database)
+        return Path(name).absolute() if self.is_sqlite and not name.startswith("file:") else None
 
     @property
     def folder(self) -> Path | None:
-        """Where an SQLite file lies. (A URI hides its file.)"""
-        name = str(self.url.database)
-        return Path(name).absolute().parent if self.is_sqlite and not name.startswith("file:") else None
+        """Where an SQLite file lies."""
+        return self.file.parent if self.file else None
 
     @property
     def has_no_file(self) -> bool:
-        """Whether SQLite would have to create the file: even a look at the database would. (A URI hides its file.)"""
-        name = str(self.url.database)
-        file = Path(name)
-        return self.is_sqlite and not name.startswith("file:") and (not file.exists() or file.stat().st_size == 0)
+        """Whether SQLite would have to create the file: even a look at the database would."""
+        return self.file is not None and (not self.file.exists() or self.file.stat().st_size == 0)
 
     def read(self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(connection, ...)` in one read transaction: a consistent view on SQLite, READ COMMITTED elsewhere."""
@@ -139,6 +146,8 @@ class Database:
         give_up = time.monotonic() + patience
         backoff = Backoff(first=0.05, longest=2.0)
         turn = self._turn if engine is self._writing else nullcontext()
+        if engine is self._writing:
+            self._require_writable()
         while True:
             wait = backoff.next()
             try:
@@ -150,6 +159,19 @@ class Database:
                     raise self._named(error, cause, opening=not patience) from error
                 complain(log, f"the store {shown(self.url)} does not answer, trying again: {self._text_of(error)}")
             time.sleep(wait)
+
+    def _require_writable(self) -> None:
+        """Raises `StoreFailed` where nothing can be written. Makes the file of a new store."""
+        if self.read_only:
+            raise StoreFailed(
+                f"the store {shown(self.url)} cannot be written: the file or its directory is read-only here; status,"
+                " errors, sql and export only look at it"
+            )
+        if self.file is not None and not self.file.exists():
+            try:
+                make_file(self.file)
+            except OSError as error:
+                raise InvalidStore(f"cannot make the store {shown(self.url)}: {error.strerror}") from error
 
     def _text_of(self, error: BaseException) -> str:
         return without_secrets(str(original(error)).strip(), self.url)
@@ -182,7 +204,31 @@ def later(connection: sa.Connection, seconds: float) -> Any:
     return sa.func.now() + sa.func.make_interval(0, 0, 0, 0, 0, 0, seconds)
 
 
-def _create_engine(url: URL, patience: float) -> sa.Engine:
+def _is_read_only(file: Path | None) -> bool:
+    return file is not None and file.exists() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
+
+
+def read_only_uri(file: Path) -> str:
+    """The URI with which SQLite only looks at a file, where it may not write beside it as well.
+
+    Raises `InvalidStore` when changes lie beside the file that cannot be read so.
+    """
+    uri = f"{file.as_uri()}?mode=ro"
+    if os.access(file.parent, os.W_OK):
+        return uri
+    changes, index = (file.with_name(file.name + ending) for ending in ("-wal", "-shm"))
+    if not changes.exists() or changes.stat().st_size == 0:
+        # Nobody can change the file, so SQLite need not keep an index of changes beside it.
+        return f"{uri}&immutable=1"
+    if index.exists():
+        return uri
+    raise InvalidStore(
+        f"the store {file} has changes in {changes.name} that cannot be read where nothing can be written: copy both to"
+        " another directory, and use the copy"
+    )
+
+
+def _create_engine(url: URL, patience: float, read_only: Path | None) -> sa.Engine:
     if url.drivername.startswith("postgresql"):
         engine = sa.create_engine(
             url,
@@ -203,8 +249,19 @@ def _create_engine(url: URL, patience: float) -> sa.Engine:
     if not parent.is_dir():
         raise InvalidStore(f"the directory {parent} of the store {shown(url)} does not exist; create it")
     busy = max(1.0, min(patience, BUSY_SECONDS))
-    engine = sa.create_engine(url, connect_args={"timeout": busy}, pool_size=8, max_overflow=24, json_serializer=dumps)
-    sa.event.listen(engine, "connect", _prepare_sqlite)
+    if read_only is None:
+        engine = sa.create_engine(
+            url, connect_args={"timeout": busy}, pool_size=8, max_overflow=24, json_serializer=dumps
+        )
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+    else:
+        uri = read_only_uri(read_only)
+
+        def look() -> sqlite3.Connection:
+            return sqlite3.connect(uri, uri=True, timeout=busy, check_same_thread=False)
+
+        engine = sa.create_engine(url, creator=look, pool_size=8, max_overflow=24, json_serializer=dumps)
+        sa.event.listen(engine, "connect", _leave_transactions_to_us)
     sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -216,10 +273,14 @@ def _leave_when_read_only(context: sa.engine.ExceptionContext) -> None:
         context.is_disconnect = True
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, record: Any) -> None:
+def _leave_transactions_to_us(connection: sqlite3.Connection, record: Any) -> None:
     # The driver must not begin transactions itself: it begins them deferred, and a deferred transaction that turns
     # into a writer fails at once, without waiting, when another one wrote in between.
     connection.isolation_level = None
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, record: Any) -> None:
+    _leave_transactions_to_us(connection, record)
     for pragma in ("foreign_keys = ON", "synchronous = NORMAL", "temp_store = MEMORY"):
         connection.execute(f"PRAGMA {pragma}")
     _use_wal(connection)

@@ -20,8 +20,9 @@ from storage.arrow_types import exported_type, to_plain
 from storage.errors import InputChanged, JobNotFinished, UnusableOutput
 from storage.output import writing
 from storage.parquet import merged_schema, read_metadata, require_unchanged
+from storage.private import open_file
 from storage.reading import output_text
-from storage.records import InputFile, RowStatus
+from storage.records import InputFile, Job, RowStatus
 from storage.scanning import Unreadable, read_rows
 from storage.store import Store
 from storage.tables import SAME_RESULT, acceptance, results
@@ -54,6 +55,8 @@ TOKEN_FIELDS = (
 )
 """Written on request. Log-probabilities come as the JSON that is stored."""
 
+JOB_KEY = b"nightdraft.job"
+"""Key of an export's metadata under which the id of its job stands."""
 _LISTS_OF_COLUMNS = (b"org.apache.spark.sql.parquet.row.metadata", b"parquet.avro.schema", b"iceberg.schema")
 
 
@@ -78,16 +81,20 @@ class ExportReport:
     """Input files that are not there any more, or were changed, and how: none of their columns is in the export."""
 
 
-def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, partial: bool = False) -> ExportReport:
+def export_job(
+    store: Store, job_id: str, out: str, *, token_ids: bool = False, partial: bool = False, force: bool = False
+) -> ExportReport:
     """Write the recorded results of a job, by (row, sample), to the Parquet file `out`.
 
     Every input column keeps its name and type; one that is named like a result column is kept as "input_" + name.
     The file appears whole or not at all. Memory stays bounded. Raises
     `OutputFailed` where it does not fit, `JobNotFinished` unless the job has ended or
     `partial` is set, and `InputChanged` when an input file is not what was submitted; with `partial` its rows have null
-    in the input columns.
+    in the input columns; and `UnusableOutput` where something else stands than an export of this job, unless `force`.
     """
     job = store.get_job(job_id)
+    target = Path(out).expanduser()
+    require_replaceable(target, job, force=force)
     if not job.state.terminal and not partial:
         raise JobNotFinished(
             f"job {job.name!r} is {job.state.value}; wait until it has ended, or ask for the partial results"
@@ -103,8 +110,8 @@ def export_job(store: Store, job_id: str, out: str, *, token_ids: bool = False, 
     columns = [
         field.with_name(renamed.get(field.name, field.name)).with_type(exported_type(field.type)) for field in given
     ]
-    schema = pa.schema([*columns, *fields], kept_metadata(source.metadata, renamed))
-    target = Path(out).expanduser()
+    metadata = {**kept_metadata(source.metadata, renamed), JOB_KEY: job.id.encode()}
+    schema = pa.schema([*columns, *fields], metadata)
     _require_usable(target, out, files)
     num_unreadable = 0
     with _Writer(target, schema) as writer:
@@ -138,6 +145,19 @@ def _lost(files: Sequence[InputFile], *, partial: bool) -> Iterator[tuple[int, s
             yield file.index, str(error)
 
 
+def require_replaceable(target: Path, job: Job, *, force: bool = False) -> None:
+    """Raise `UnusableOutput` where something stands that is no export of this job, unless `force`."""
+    if force or not target.is_file():
+        return
+    try:
+        of_job = (pq.read_schema(target).metadata or {}).get(JOB_KEY)
+    except (pa.ArrowException, OSError):
+        of_job = None
+    if of_job != job.id.encode():
+        what = "another file" if of_job is None else "the export of another job"
+        raise UnusableOutput(f"{target} is {what}, not an export of job {job.name!r}: name a new file, or add --force")
+
+
 def _require_usable(target: Path, out: str, files: Sequence[InputFile]) -> None:
     if "://" in out:
         raise UnusableOutput(f"an export is written to a local file, not to {out}; copy it there afterwards")
@@ -160,7 +180,10 @@ class _Writer:
 
     def __enter__(self) -> _Writer:
         with writing(self.target):
-            self._file = self.temporary.open("wb")
+            self._file = open_file(self.temporary, "wb")
+            with suppress(OSError):
+                # What is replaced keeps its permissions.
+                self.temporary.chmod(self.target.stat().st_mode & 0o777)
             try:
                 self._parquet = pq.ParquetWriter(self._file, self.schema, compression="zstd")
             except BaseException:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import psycopg
 
-from storage.database import BUSY_SECONDS
+from storage.database import BUSY_SECONDS, read_only_uri
 from storage.errors import InvalidQuery
 from storage.redaction import redacted
 from storage.sessions import QUERY_LIMITS, connect_arguments
@@ -32,7 +32,8 @@ def run_sql(store: Store, sql: str) -> Rows:
 
 def _sqlite_rows(store: Store, sql: str) -> Iterator[Any]:
     """The column names, then the rows."""
-    uri = Path(str(store.database.url.database)).absolute().as_uri() + "?mode=ro"
+    file = store.database.file or Path(str(store.database.url.database)).absolute()
+    uri = read_only_uri(file)
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)) as connection:
             connection.execute("PRAGMA query_only = ON")

@@ -75,6 +75,11 @@ class Store:
         """Bring the schema to the revision of this version."""
         self.database.write_once(schema.upgrade)
 
+    @property
+    def read_only(self) -> bool:
+        """Whether the store can only be looked at here: an SQLite file on a medium that cannot be written."""
+        return self.database.read_only
+
     def dispose(self) -> None:
         """Close every connection."""
         self.database.dispose()

@@ -19,6 +19,7 @@ def export(
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Add output_token_ids (the job must have kept them).")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is not an export of this job.")] = False,
     store: Store = DEFAULT_STORE,
     as_json: Json = False,
 ) -> None:
@@ -29,4 +30,5 @@ def export(
 
     with existing_store(store) as opened:
         found = opened.get_job(job)
-        show_export(export_to(opened, found, out, partial=partial, token_ids=token_ids), as_json=as_json)
+        report = export_to(opened, found, out, partial=partial, token_ids=token_ids, force=force)
+        show_export(report, as_json=as_json)

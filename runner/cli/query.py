@@ -12,8 +12,11 @@ from runner.cli.options import DEFAULT_STORE, Json, Store
 def sql(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="One read-only statement; views: docs/statistics.md.")],
     output_format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="table, json, csv or parquet (parquet needs --out).")
-    ] = "table",
+        str | None,
+        typer.Option(
+            "--format", metavar="FORMAT", help="table, json, csv or parquet; default: what --out is named for."
+        ),
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE", help="Write to a file, not to stdout.")
     ] = None,

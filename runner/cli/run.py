@@ -192,6 +192,9 @@ def run(
         str | None,
         typer.Option("--out", "-o", metavar="DIR", help="Export to DIR/NAME.parquet (or to this .parquet file)."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let --out replace a file that is not an export of this job.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show three prompts, the token histogram and the plan; generate nothing.")
     ] = False,
@@ -240,4 +243,4 @@ def run(
         from runner.dry_run import show_dry_run
 
         raise typer.Exit(show_dry_run(spec, as_json=as_json))
-    raise typer.Exit(run_command(spec, store, new=new, out=out, as_json=as_json, verbose=verbose))
+    raise typer.Exit(run_command(spec, store, new=new, out=out, force=force, as_json=as_json, verbose=verbose))

@@ -199,11 +199,13 @@ def test_changed_input_is_refused_by_name(store: Store, tmp_path: Path) -> None:
     source = write(tmp_path / "in.parquet", prompts(3))
     job = submit(store, [source])
     work(store, job)
+    out = tmp_path / "out.parquet"
+    export_job(store, job.id, str(out))
+    before = out.read_bytes()
     write(source, prompts(4))
-    (tmp_path / "out.parquet").write_text("the previous export")
     with pytest.raises(InputChanged, match=r"in\.parquet"):
-        export_job(store, job.id, str(tmp_path / "out.parquet"))
-    assert (tmp_path / "out.parquet").read_text() == "the previous export"
+        export_job(store, job.id, str(out))
+    assert out.read_bytes() == before
 
 
 @pytest.mark.parametrize("lost", [["b"], ["a", "b"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -11,3 +12,16 @@ def cache_directory() -> Path:
     if chosen := os.environ.get("NIGHTDRAFT_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nightdraft"
+
+
+def make_cache(folder: Path) -> None:
+    """Make a folder in the cache. Raises `OSError`.
+
+    The cache itself is for its owner alone, since others could put code into it; one that is there stays as it is.
+    """
+    root = cache_directory()
+    if folder.is_relative_to(root):
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            root.mkdir(0o700)
+    folder.mkdir(parents=True, exist_ok=True)

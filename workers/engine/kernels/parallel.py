@@ -29,7 +29,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-from workers.engine.cache_directory import cache_directory
+from workers.engine.cache_directory import cache_directory, make_cache
 from workers.engine.phases import ONCE, phase
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -172,7 +172,7 @@ def _cache_folder() -> Path | None:
         digest.update(source.read_bytes())
     folder = cache_directory() / "kernels" / digest.hexdigest()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_cache(folder)
     except OSError as error:
         _log.warning("kernels are compiled at every start: cannot write %s (%s); set NIGHTDRAFT_CACHE", folder, error)
         return None

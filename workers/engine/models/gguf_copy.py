@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from workers.engine.cache_directory import cache_directory
+from workers.engine.cache_directory import cache_directory, make_cache
 from workers.engine.errors import InvalidConfig
 from workers.engine.models.completeness import check_filled
 from workers.engine.models.reading import read_tokenizer
@@ -44,7 +44,7 @@ def converted(source: Source) -> Source:
     target = _place(source)
     if not target.is_dir():
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_cache(target.parent)
             work = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
         except OSError as error:
             raise InvalidConfig(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.engine.cache_directory import cache_directory
+from workers.engine.cache_directory import cache_directory, make_cache
 from workers.engine.config import SpeculationConfig
 from workers.engine.errors import InvalidConfig, NoSkipSet
 
@@ -72,7 +72,7 @@ class SkipFile:
         """Store it, by default where `find` looks; returns where. Raises `InvalidConfig` when it cannot."""
         place = Path(path) if path else self.default_path(self.content_hash)
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_cache(place.parent)
             place.write_text(json.dumps(asdict(self), indent=2) + "\n")
         except OSError as error:
             raise InvalidConfig(f"cannot write {place}: {error.strerror}") from error
