@@ -235,7 +235,8 @@ def test_a_failed_export_leaves_the_old_file_and_no_other(
     job = submit(store, [write(tmp_path / "in.parquet", prompts(9))])
     work(store, job)
     out = tmp_path / "out.parquet"
-    out.write_text("the previous export")
+    export_job(store, job.id, str(out))
+    before = out.read_bytes()
     monkeypatch.setattr(export_module, "SLICE_ROWS", 2)
     real, calls = export_module.require_unchanged, []
 
@@ -248,7 +249,7 @@ def test_a_failed_export_leaves_the_old_file_and_no_other(
     monkeypatch.setattr(export_module, "require_unchanged", changed_meanwhile)
     with pytest.raises(InputChanged):
         export_job(store, job.id, str(out))
-    assert out.read_text() == "the previous export"
+    assert out.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".db") in (
         ["in.parquet", "out.parquet"],
         ["in.parquet", "out.parquet", "store.db-shm", "store.db-wal"],
