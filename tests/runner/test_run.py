@@ -375,12 +375,3 @@ def test_what_export_and_retry_did_is_a_readable_line(cli: Cli, write_prompts: W
     assert "bad: 1 chunk with failed rows is back in line" in cli("retry", "bad", "--failed").stdout
     cli.run(write_prompts(["fine"]), "--name", "good")
     assert cli("retry", "good", "--failed").stdout == "good: no failed rows\n"
-
-
-def test_a_text_column_that_happens_to_be_called_speculation_is_explained(
-    cli: Cli, write_prompts: WritePrompts
-) -> None:
-    cli.run(write_prompts(["p"], speculation=["rumour"]), "--name", "s", code=3)
-    (row,) = cli.json("errors", "s")
-    assert "--row-method NAME" in row["error_message"]
-    assert "input.speculation_column" in row["error_message"]
