@@ -93,6 +93,8 @@ class Database:
         """Whether this is an SQLite file that can only be looked at here."""
         self.engine = _create_engine(self.url, patience, self.file if self.read_only else None)
         self._writing = self.engine.execution_options(nightdraft_write=True)
+        self._in_use: tuple[int, int] | None = None
+        """Device and inode of the SQLite file that the connections hold."""
         # SQLite lets waiting writers poll, and does not queue them; the threads of this process can queue.
         self._turn: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
 
@@ -148,6 +150,7 @@ class Database:
         turn = self._turn if engine is self._writing else nullcontext()
         if engine is self._writing:
             self._require_writable()
+        self._require_same_file()
         while True:
             wait = backoff.next()
             try:
@@ -161,17 +164,36 @@ class Database:
             time.sleep(wait)
 
     def _require_writable(self) -> None:
-        """Raises `StoreFailed` where nothing can be written. Makes the file of a new store."""
+        """Raises `StoreFailed` where nothing can be written. Makes the file of a store that is new."""
         if self.read_only:
             raise StoreFailed(
                 f"the store {shown(self.url)} cannot be written: the file or its directory is read-only here; status,"
                 " errors, sql and export only look at it"
             )
-        if self.file is not None and not self.file.exists():
+        if self.file is not None and self._in_use is None and not self.file.exists():
             try:
                 make_file(self.file)
             except OSError as error:
                 raise InvalidStore(f"cannot make the store {shown(self.url)}: {error.strerror}") from error
+
+    def _require_same_file(self) -> None:
+        """Raises `StoreFailed` when the SQLite file was deleted or replaced since it was first used: connections go on
+        writing to the one that nobody can open any more."""
+        if self.file is None:
+            return
+        try:
+            found = self.file.stat()
+            now = found.st_dev, found.st_ino
+        except FileNotFoundError:
+            now = None
+        if self._in_use is None:
+            self._in_use = now
+        elif now != self._in_use:
+            happened = "deleted" if now is None else "replaced"
+            raise StoreFailed(
+                f"the file of the store {shown(self.url)} was {happened} while it was in use, and what it held is not"
+                " there any more: put a backup in its place, or begin anew"
+            )
 
     def _text_of(self, error: BaseException) -> str:
         return without_secrets(str(original(error)).strip(), self.url)

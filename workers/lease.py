@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from storage.errors import StoreUnavailable
+from storage.errors import StorageError, StoreUnavailable
 from storage.records import Chunk
 from storage.retry import complain
 from storage.store import Store
@@ -71,6 +71,10 @@ class LeaseKeeper:
             beat = self._store.heartbeat(self._chunk.id, self._chunk.epoch, self._lease_seconds)
         except StoreUnavailable as error:
             complain(logger, f"chunk {self._chunk.id}: heartbeat failed, trying again: {error}")
+            return False
+        except StorageError as error:
+            complain(logger, f"chunk {self._chunk.id}: the lease is lost: {error}")
+            self._lost.set()
             return False
         if not beat.alive:
             self._lost.set()

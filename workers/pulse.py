@@ -8,7 +8,7 @@ import threading
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from storage.errors import StoreUnavailable
+from storage.errors import StorageError
 from storage.processes import this_process
 from storage.retry import complain
 from storage.store import Store
@@ -55,7 +55,7 @@ class Pulse:
         self._thread.join()
         try:
             self._store.worker_gone(self._worker_id)
-        except StoreUnavailable as error:
+        except StorageError as error:
             logger.warning("worker %s could not sign off: %s", self._worker_id, error)
 
     def _run(self) -> None:
@@ -65,7 +65,7 @@ class Pulse:
                 self._store.expire_dead_workers()
                 if (host := self._hosts.running) is not None:
                     read_engine(self._store, self._worker_id, host)
-            except StoreUnavailable as error:
+            except StorageError as error:
                 complain(logger, f"worker {self._worker_id} could not report: {error}")
             if self._done.wait(self._seconds):
                 return
@@ -74,7 +74,7 @@ class Pulse:
         """The last reading of an engine: what it did since the one before would be nowhere otherwise."""
         try:
             read_engine(self._store, self._worker_id, host)
-        except StoreUnavailable as error:
+        except StorageError as error:
             logger.warning("worker %s could not record its engine's last counts: %s", self._worker_id, error)
 
 

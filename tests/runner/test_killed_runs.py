@@ -186,3 +186,24 @@ def test_two_runs_that_cannot_see_each_other_leave_each_other_s_rows_alone(
         job = store.get_job("k")
         assert [chunk.attempts for chunk in store.list_chunks(job.id)] == [0, 0, 0]
         assert (store.progress(job.id).num_ok, store.progress(job.id).num_errors) == (24, 0)
+
+
+@pytest.mark.parametrize("happened", ["deleted", "replaced"])
+def test_a_store_that_vanishes_under_a_run_ends_it(
+    launch: Launch, tmp_path: Path, write_prompts: WritePrompts, happened: str
+) -> None:
+    path = write_prompts([f"row {number}" for number in range(400)])
+    process = launch(command("own.db", path, SLOW))
+    store = tmp_path / "own.db"
+    with Store.open(f"sqlite:///{store}") as opened:
+        wait_for(opened, process, lambda job_id: opened.progress(job_id).num_ok > 0)
+    if happened == "replaced":
+        shutil.copy(store, tmp_path / "other.db")
+        (tmp_path / "other.db").replace(store)
+    else:
+        store.unlink()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"error: the file of the store sqlite:///own.db was {happened} while it was in use" in errors
+    assert "Traceback" not in errors
+    assert store.exists() == (happened == "replaced")
