@@ -11,8 +11,8 @@ from runner.exporting import output_file, require_folder
 from runner.prompt_rows import Prompts, prepared_prompts
 from runner.spec import JobSpec
 from runner.tables import note, print_fields, print_json, print_rows
+from storage.suggest import did_you_mean
 from workers.engine.config import EngineConfig
-from workers.suggest import did_you_mean
 
 SHOWN_PATHS = 12
 REPORTED_CANDIDATES = 50

@@ -20,7 +20,7 @@ from storage.output import writing
 from storage.private import open_file
 from storage.query import run_sql
 from storage.store import Store
-from workers.suggest import did_you_mean
+from storage.suggest import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa

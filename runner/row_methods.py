@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from runner.errors import SpecError
 from runner.spec import JobSpec
 from scheduler.distinct import MOST_VALUES, distinct_texts
+from storage.suggest import did_you_mean
 from workers.engine.config import METHODS
 from workers.engine.errors import Refused
-from workers.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from scheduler.dataset import Dataset

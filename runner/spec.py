@@ -17,10 +17,10 @@ from runner.errors import SpecError
 from scheduler.errors import InvalidJob
 from scheduler.naming import check_name
 from storage.records import InputSpec
+from storage.suggest import did_you_mean, nearest
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import Refused
 from workers.engine.sampling_params import SamplingParams
-from workers.suggest import did_you_mean, nearest
 
 INPUT_KEYS = tuple(f.name for f in fields(InputSpec))
 ENGINE_KEYS = tuple(f.name for f in fields(EngineConfig))

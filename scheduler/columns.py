@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 from pyarrow import types
 
-from scheduler.errors import InvalidInput, did_you_mean
+from scheduler.errors import InvalidInput, near_or_all
 from storage.arrow_types import unwritable
 from storage.parquet import FileMetadata
 from storage.records import InputSpec
@@ -96,7 +96,7 @@ def _with_text_column(spec: InputSpec, schema: pa.Schema) -> InputSpec:
             " --prompt-column or --messages-column"
         )
     if not there:
-        near = did_you_mean(PROMPT_COLUMN, schema.names) or did_you_mean(MESSAGES_COLUMN, schema.names)
+        near = near_or_all(PROMPT_COLUMN, schema.names) or near_or_all(MESSAGES_COLUMN, schema.names)
         raise InvalidInput(
             f"the input has no column {PROMPT_COLUMN!r} or {MESSAGES_COLUMN!r}: name the text column with"
             f" --prompt-column or --messages-column{near}"
@@ -135,7 +135,7 @@ def _column_problems(spec: InputSpec, schema: pa.Schema) -> Iterator[str]:
     for role, name in _roles(spec).items():
         wanted, fits = _WANTED[role]
         if name not in schema.names:
-            yield f"the input has no column {name!r} (the {role} column){did_you_mean(name, schema.names)}"
+            yield f"the input has no column {name!r} (the {role} column){near_or_all(name, schema.names)}"
         elif not fits(schema.field(name).type):
             yield (
                 f"column {name!r} is {schema.field(name).type}, but the {role} column must be {wanted}:"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+
+from storage.suggest import did_you_mean
 
 MAX_SHOWN = 10
 
@@ -73,10 +74,7 @@ def shortened(lines: Sequence[str]) -> list[str]:
     return [*lines[:MAX_SHOWN], f"  ... and {len(lines) - MAX_SHOWN} more"]
 
 
-def did_you_mean(name: str, known: Collection[str]) -> str:
+def near_or_all(name: str, known: Collection[str]) -> str:
     """What to put behind "no column 'promt'": the near names, else all of them."""
-    near = get_close_matches(name, known, n=3, cutoff=0.6)
-    if near:
-        return "; did you mean " + " or ".join(repr(n) for n in near) + "?"
     shown = ", ".join(shortened(sorted(known)))
-    return f"; there are: {shown}" if known else ""
+    return did_you_mean(name, known, most=3) or (f"; there are: {shown}" if known else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import re
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 
 from storage.conversion import remedy
 from storage.errors import InputNotFound
+from storage.suggest import nearest
 
 SUFFIXES = (".parquet", ".parq", ".pq")
 """In any case: X.PARQUET as well."""
@@ -184,8 +184,8 @@ def _fixed_part(pattern: str) -> str:
 
 def _near(place: Path) -> str:
     names = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
-    near = difflib.get_close_matches(place.name, names, n=1)
-    return f"; did you mean {place.parent / near[0]}?" if near else ""
+    near = nearest(place.name, names)
+    return f"; did you mean {place.parent / near}?" if near else ""
 
 
 def _is_data(relative: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -14,6 +13,7 @@ from storage.database import clock
 from storage.encoding import is_faithful
 from storage.errors import InvalidPlan, JobExists, UnknownJob, UnstorableText
 from storage.records import Chunk, InputFile, Job, JobState
+from storage.suggest import did_you_mean
 from storage.tables import chunks, input_files, jobs
 
 PLAN_BATCH = 2000
@@ -194,7 +194,5 @@ def _chunk_values(job_id: str, chunk: Chunk) -> dict[str, Any]:
 
 def _unknown(connection: sa.Connection, reference: str) -> str:
     recent = connection.execute(sa.select(jobs.c.name).order_by(jobs.c.created_at.desc()).limit(500)).scalars().all()
-    near = difflib.get_close_matches(reference, recent, n=3)
-    if near:
-        return f"no job has the id or name {reference!r}; did you mean {' or '.join(map(repr, near))}?"
-    return f"no job has the id or name {reference!r}; `nightdraft status` lists the jobs"
+    near = did_you_mean(reference, recent, most=3) or "; `nightdraft status` lists the jobs"
+    return f"no job has the id or name {reference!r}{near}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from storage.suggest import did_you_mean
 from workers.engine.errors import EmptyPrompt, InvalidParams, PromptTooLong
 from workers.engine.request import Request
 from workers.engine.sampling_params import SamplingParams
@@ -18,7 +19,6 @@ from workers.rows import Row
 from workers.sampling import SamplingMerger
 from workers.seeds import derive_seed
 from workers.settings import JobSettings
-from workers.suggest import did_you_mean
 
 ELSEWHERE = "; add it with --row-method NAME, or set input.speculation_column if another column names the methods"
 

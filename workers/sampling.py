@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from storage.suggest import did_you_mean
 from workers.engine.errors import InvalidParams
 from workers.engine.sampling_params import FIELD_NAMES, SamplingParams
 from workers.engine.tokenizer import TextTokenizer
 from workers.errors import BadRow, InvalidSpec
-from workers.suggest import did_you_mean
 from workers.texts import check_text
 
 _CACHED_ROWS = 4096

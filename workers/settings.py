@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from storage.records import InputSpec, Job
+from storage.suggest import did_you_mean
 from workers.engine.config import EngineConfig, SpeculationConfig
 from workers.engine.errors import EngineError
 from workers.errors import InvalidSpec
-from workers.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
