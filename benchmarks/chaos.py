@@ -34,17 +34,17 @@ import pyarrow.parquet as pq
 from celery import Celery
 from psycopg import sql
 
-from runner.spec import JobSpec
-from scheduler.dataset import inspect
-from scheduler.submission import submit
+from runner.spec.parse import JobSpec
+from scheduler.intake.dataset import inspect
+from scheduler.intake.submission import submit
 from storage.errors import StoreUnavailable
 from storage.records import ChunkState, Job
 from storage.retry import patiently
-from storage.store import Store
+from storage.store.store import Store
 from storage.wire import TASK_NAME, broker_settings
 from tests.system.light_engine import engine_for
-from workers.chunk import process_chunk
-from workers.hosts import EngineHosts
+from workers.chunks.chunk import process_chunk
+from workers.hosting.shared import EngineHosts
 
 ROOT = Path(__file__).resolve().parents[1]
 POSTGRES = os.environ.get("NIGHTDRAFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")

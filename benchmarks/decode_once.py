@@ -82,8 +82,8 @@ def transformers_model(dtype: str) -> tuple[Any, Any]:
     """The same weights in transformers, and a tokenizer that pads on the left."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from workers.engine.models.gguf_copy import converted
-    from workers.engine.models.sources import resolve
+    from workers.engine.models.loading.gguf_copy import converted
+    from workers.engine.models.loading.sources import resolve
 
     directory = converted(resolve(MODEL)).path
     tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")

@@ -21,7 +21,7 @@ from benchmarks.machine import describe
 from benchmarks.random_drafts import write_eagle, write_medusa
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import load_model
+from workers.engine.models.loading.load import load_model
 
 TOKENS = 24
 METHODS = {

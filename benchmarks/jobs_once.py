@@ -16,12 +16,12 @@ from typing import Any
 
 import anyio
 
-from runner.spec import JobSpec
-from scheduler.dataset import inspect
-from scheduler.service import Scheduler
-from scheduler.submission import submit
+from runner.spec.parse import JobSpec
+from scheduler.daemon.service import Scheduler
+from scheduler.intake.dataset import inspect
+from scheduler.intake.submission import submit
 from storage.records import ChunkMessage, InputSpec, Job
-from storage.store import Store
+from storage.store.store import Store
 
 TARGET = "scripted:eos_every=0,max_len=64"
 
@@ -88,8 +88,8 @@ async def _dispatch(store: Store, job: Job) -> dict[str, Any]:
 
 
 def _run(store: Store, job: Job) -> dict[str, Any]:
-    from runner.local import LocalRun
-    from runner.progress import JsonDisplay
+    from runner.jobs.local import LocalRun
+    from runner.output.progress import JsonDisplay
 
     model = _timed_model()
     started = time.perf_counter()
@@ -102,7 +102,7 @@ def _run(store: Store, job: Job) -> dict[str, Any]:
 
 def _timed_model() -> list[float]:
     """Sums the time spent in the scripted model, which a real job would spend in the real one."""
-    from workers.engine.models.scripted import ScriptedExecutor
+    from workers.engine.models.executors.scripted import ScriptedExecutor
 
     seconds = [0.0]
     forward = ScriptedExecutor.forward

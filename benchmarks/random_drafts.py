@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from workers.engine.models.gguf_copy import converted
-from workers.engine.models.sources import resolve
-from workers.engine.speculators.medusa_heads import save_heads, untrained_heads
+from workers.engine.models.loading.gguf_copy import converted
+from workers.engine.models.loading.sources import resolve
+from workers.engine.speculators.medusa.heads import save_heads, untrained_heads
 
 HEADS = 3
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from benchmarks.decode_once import MODEL, PROMPTS
 from benchmarks.exactness import with_random_drafts
 from benchmarks.machine import describe
-from storage.store import Store
+from storage.store.store import Store
 from workers.engine import SpeculationConfig
 
 ROWS, TOKENS = 32, 16

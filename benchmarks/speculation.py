@@ -10,7 +10,7 @@ from benchmarks.machine import describe, foreign_load
 from benchmarks.ratios import paired, spread
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import load_model
+from workers.engine.models.loading.load import load_model
 
 PROMPTS_BY_BATCH = {1: 3, 8: 24, 64: 128}
 TOKENS = 128

@@ -6,11 +6,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from storage.errors import StoreUnavailable
 from storage.retry import patiently
-from storage.store import Store
+from storage.store.store import Store
+from storage.store.telemetry import ALIVE_SECONDS, WorkerInfo
 
 
 def store_url(value: str) -> str:
@@ -61,3 +63,9 @@ def existing_store(value: str) -> Iterator[Store]:
     Raises `storage.errors.NoStore` where nothing is."""
     with Store.open(store_url(value), create=False) as store:
         yield store
+
+
+def alive_workers(store: Store) -> list[WorkerInfo]:
+    """Workers seen lately, in worker processes and in-process runs alike."""
+    since = datetime.now(UTC) - timedelta(seconds=ALIVE_SECONDS)
+    return [worker for worker in store.list_workers() if worker.last_seen >= since]

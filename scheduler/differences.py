@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scheduler.errors import Difference
-from storage.files import shown_size, shown_versions
+from storage.files.locations import shown_size, shown_versions
 from storage.records import InputFile
 
 UNSET = "(not set)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from storage.records import Job
-from storage.store import Store
+from storage.store.store import Store
 
 MIN_RESULTS = 100
 """max_error_rate is not looked at before this many results (or all of a smaller job) are final."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from scheduler.daemon.recovery import as_it_stands
 from scheduler.differences import input_differences
 from scheduler.errors import Difference, InputChanged, WrongState
 from scheduler.finishing import TOO_MANY_ERRORS
-from scheduler.recovery import as_it_stands
-from storage.chunks import CLAIMABLE
 from storage.errors import InputNotFound, NotParquet
-from storage.parquet import read_metadata
+from storage.files.parquet import read_metadata
 from storage.records import InputFile, Job, JobState
-from storage.store import Store
+from storage.store.chunks import CLAIMABLE
+from storage.store.store import Store
 
 STOPPED = (JobState.CANCELLED, JobState.FAILED, JobState.EXPIRED)
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from storage.store import Store
+from storage.store.store import Store
 
 POSTGRES = os.environ.get("NIGHTDRAFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 REDIS = os.environ.get("NIGHTDRAFT_TEST_REDIS", "redis://127.0.0.1:6379")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.engine.errors import EngineError
+from workers.engine.api.errors import EngineError
 
 LOAD_FAILED = "load_failed"
 """Error code of a job whose engine cannot be loaded, for a reason that the engine has no name for."""

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from runner.cli import database, drafts, export, jobs, query, run, services, submit
 from runner.cli.exits import exit_code
 from runner.errors import ExitCode
-from runner.tables import error_console, visible
+from runner.output.console import error_console, visible
 from storage.redaction import redacted
 
 

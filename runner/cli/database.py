@@ -17,9 +17,9 @@ def _group() -> None:
 @app.command("upgrade")
 def upgrade(store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Bring the store's schema to the one that this version needs. Back up the database first."""
+    from runner.output.jobs import show_action
     from runner.stores import store_url
-    from runner.views import show_action
-    from storage.store import Store as JobStore
+    from storage.store.store import Store as JobStore
 
     with JobStore(store_url(store)) as opened:
         opened.upgrade()

@@ -45,8 +45,8 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Fit a speculator to a target and to your prompts. medusa: the tree, kept beside the heads; self: what to skip."""
-    from runner.calibrating import calibrate as run
-    from runner.flags import build_spec
+    from runner.drafts.calibrate import calibrate as run
+    from runner.spec.overrides import build_spec
 
     flags = _flags(target, dtype, limit, max_tokens, {"method": method, "draft": draft})
     run(build_spec(inputs, flags, settings or []), batch=batch, out=out, as_json=as_json)
@@ -71,8 +71,8 @@ def check_draft(
     as_json: Json = False,
 ) -> None:
     """Measure what makes a good draft, on your prompts: speed, acceptance, size, vocabulary, memory, speedup."""
-    from runner.checking_drafts import check_draft as run
-    from runner.flags import build_spec
+    from runner.drafts.check import check_draft as run
+    from runner.spec.overrides import build_spec
 
     speculation = {"method": method, "draft": draft, "draft_dtype": draft_dtype}
     flags = _flags(target, dtype, limit, max_tokens, speculation)

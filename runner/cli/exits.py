@@ -14,7 +14,7 @@ from storage.errors import (
     StoreUnavailable,
 )
 from storage.wire import UnsupportedBroker
-from workers.engine.errors import EngineError, InvalidConfig, ModelNotFound, UnsupportedModel
+from workers.engine.api.errors import EngineError, InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.errors import EngineFailed, InvalidSpec, LoadFailed, UnreadableInput
 
 _USAGE = (

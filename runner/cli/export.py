@@ -24,9 +24,9 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write every row of a job, in input order, with its input columns, its answer and its statistics."""
-    from runner.exporting import export_to
+    from runner.jobs.export import export_to
+    from runner.output.jobs import show_export
     from runner.stores import existing_store
-    from runner.views import show_export
 
     with existing_store(store) as opened:
         found = opened.get_job(job)

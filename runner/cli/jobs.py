@@ -19,9 +19,9 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the state and the counts of one job, or the list of jobs."""
+    from runner.output.jobs import show_job, show_jobs
+    from runner.output.summary import summary_of
     from runner.stores import existing_store
-    from runner.summary import summary_of
-    from runner.views import show_job, show_jobs
 
     with existing_store(store) as opened:
         if job is not None:
@@ -33,8 +33,8 @@ def status(
 
 def watch(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Follow a job until it ends; Ctrl-C stops watching, not the job. Ends with the job's exit code."""
+    from runner.jobs.watch import watch_job
     from runner.stores import existing_store
-    from runner.watching import watch_job
 
     with existing_store(store) as opened:
         raise typer.Exit(watch_job(opened, opened.get_job(job).id, as_json=as_json))
@@ -42,8 +42,8 @@ def watch(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> 
 
 def cancel(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Stop a job. Finished rows stay recorded; `resume` goes on from there."""
+    from runner.output.jobs import show_action
     from runner.stores import existing_store
-    from runner.views import show_action
     from scheduler import lifecycle
 
     with existing_store(store) as opened:
@@ -54,8 +54,8 @@ def cancel(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) ->
 
 def resume(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Put the unfinished chunks of a cancelled, failed or expired job back in line."""
+    from runner.output.jobs import show_reopened
     from runner.stores import existing_store
-    from runner.views import show_reopened
     from scheduler import lifecycle
 
     with existing_store(store) as opened:
@@ -71,8 +71,8 @@ def retry(
     as_json: Json = False,
 ) -> None:
     """Generate failed rows again. A success replaces the error; a success is never replaced."""
+    from runner.output.jobs import show_reopened
     from runner.stores import existing_store
-    from runner.views import show_reopened
     from scheduler import lifecycle
 
     if not failed:
@@ -91,8 +91,8 @@ def errors(
     as_json: Json = False,
 ) -> None:
     """Show the rows of a job that ended with an error."""
+    from runner.output.jobs import show_error_groups, show_errors
     from runner.stores import existing_store
-    from runner.views import show_error_groups, show_errors
 
     with existing_store(store) as opened:
         found = opened.get_job(job)

@@ -25,7 +25,7 @@ def sql(
     as_json: Json = False,
 ) -> None:
     """Query jobs, results and acceptance statistics."""
-    from runner.query_output import write_query
+    from runner.output.query import write_query
     from runner.stores import existing_store
 
     with existing_store(store) as opened:

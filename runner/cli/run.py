@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from runner.cli.options import DEFAULT_STORE, Json, Store, described
-from workers.engine.config import (
+from workers.engine.api.config import (
     DRAFT_DTYPES,
     DTYPES,
     METHODS,
@@ -17,7 +17,7 @@ from workers.engine.config import (
     EngineConfig,
     SpeculationConfig,
 )
-from workers.engine.sampling_params import SamplingParams
+from workers.engine.api.sampling_params import SamplingParams
 
 SPECULATION = "Speculation"
 SAMPLING = "Sampling"
@@ -205,8 +205,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a batch of prompts in this process, without a broker. The same command again resumes."""
-    from runner.flags import build_spec
-    from runner.run_command import run_command
+    from runner.jobs.run import run_command
+    from runner.spec.overrides import build_spec
 
     flags: dict[str, Any] = {
         "name": name,
@@ -240,7 +240,7 @@ def run(
     }
     spec = build_spec(inputs, flags, settings or [])
     if dry_run:
-        from runner.dry_run import show_dry_run
+        from runner.jobs.dry_run import show_dry_run
 
         raise typer.Exit(show_dry_run(spec, as_json=as_json))
     raise typer.Exit(run_command(spec, store, new=new, out=out, force=force, as_json=as_json, verbose=verbose))

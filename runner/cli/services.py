@@ -24,21 +24,21 @@ def worker(
     ] = False,
 ) -> None:
     """Take chunks from the broker and answer their rows. SIGTERM: records what is finished and exits."""
-    from runner.serving import run_worker
+    from runner.services.serve import run_worker
 
     run_worker(store, broker, concurrency, allow_remote_code=allow_remote_code)
 
 
 def scheduler(store: Store = DEFAULT_STORE, broker: Broker = DEFAULT_BROKER) -> None:
     """Dispatch chunks of submitted jobs, reap lost ones, finish jobs. Several may run."""
-    from runner.serving import run_scheduler
+    from runner.services.serve import run_scheduler
 
     raise typer.Exit(run_scheduler(store, broker))
 
 
 def doctor(store: Store = DEFAULT_STORE, broker: OptionalBroker = None, as_json: Json = False) -> None:
     """Check this machine, the store and the broker. Exit code 1 when something is broken."""
-    from runner.doctor import run_checks
-    from runner.views import show_checks
+    from runner.output.jobs import show_checks
+    from runner.services.doctor import run_checks
 
     raise typer.Exit(show_checks(run_checks(store, broker), as_json=as_json))

@@ -22,11 +22,11 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Check a job and its input, and record it for `nightdraft scheduler` to dispatch."""
-    from runner.flags import build_spec, require_job_file
+    from runner.jobs.submit import submit_job
+    from runner.jobs.watch import watch_job
+    from runner.output.jobs import show_submission
+    from runner.spec.overrides import build_spec, require_job_file
     from runner.stores import open_store
-    from runner.submitting import submit_job
-    from runner.views import show_submission
-    from runner.watching import watch_job
 
     require_job_file(job_file)
     spec = build_spec([job_file], {"name": name}, settings or [])

@@ -1,1 +1,1 @@
-"""Alembic migrations; run by `storage.schema.upgrade`."""
+"""Alembic migrations; run by `storage.sql.revisions.upgrade`."""

@@ -14,7 +14,7 @@ from runner.cli.exits import exit_code
 from runner.errors import ExitCode, SpecError, UsageError
 from scheduler.errors import BrokerUnavailable, InvalidInput
 from storage.errors import InvalidStore, StoreUnavailable, UnknownJob
-from workers.engine.errors import EngineStopped, InvalidConfig, ModelNotFound
+from workers.engine.api.errors import EngineStopped, InvalidConfig, ModelNotFound
 
 COMMANDS = (
     *("run", "submit", "status", "watch", "cancel", "resume", "retry"),

@@ -12,13 +12,13 @@ import pytest
 import typer
 
 from runner.cli import app
-from runner.spec import ENGINE_KEYS, INPUT_KEYS, SAMPLING_KEYS, SPECULATION_KEYS, JobSpec
-from runner.spec_file import read_spec_file
-from storage.query import run_sql
-from storage.store import Store
-from workers.engine.config import EngineConfig, SpeculationConfig
-from workers.engine.models.scripted import Script
-from workers.engine.sampling_params import SamplingParams
+from runner.spec.job_file import read_spec_file
+from runner.spec.parse import ENGINE_KEYS, INPUT_KEYS, SAMPLING_KEYS, SPECULATION_KEYS, JobSpec
+from storage.store.query import run_sql
+from storage.store.store import Store
+from workers.engine.api.config import EngineConfig, SpeculationConfig
+from workers.engine.api.sampling_params import SamplingParams
+from workers.engine.models.executors.scripted import Script
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/demo.sh"]
@@ -131,7 +131,7 @@ def test_the_reference_lists_the_options_of_scripted_targets_with_their_defaults
 
 
 def test_the_example_job_file_is_valid() -> None:
-    from runner.flags import build_spec
+    from runner.spec.overrides import build_spec
 
     path = ROOT / "examples/job.yaml"
     spec = build_spec([str(path)], {})

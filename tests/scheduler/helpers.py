@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from scheduler.errors import BrokerUnavailable
 from storage.records import Chunk, ChunkMessage, Result, RowStatus
-from storage.store import Store
+from storage.store.store import Store
 
 
 def write_prompts(path: Path, rows: int = 10, *, row_group_size: int = 1000, **columns: Any) -> Path:

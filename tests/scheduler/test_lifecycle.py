@@ -8,9 +8,9 @@ from scheduler import lifecycle
 from scheduler.errors import InputChanged, WrongState
 from scheduler.finishing import TOO_MANY_ERRORS, finish_if_done
 from storage.records import Job, JobState
-from storage.store import Store
+from storage.store.store import Store
 from tests.scheduler.helpers import complete, write_prompts
-from tests.scheduler.test_submission import submitted, work_through
+from tests.scheduler.intake.test_submission import submitted, work_through
 
 
 @pytest.fixture

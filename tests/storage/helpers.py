@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from storage.records import Acceptance, Chunk, ChunkState, InputFile, Job, JobState, Result, RowStatus
-from storage.store import Store
+from storage.store.store import Store
 
 LEASE = 60.0
 IN_FLIGHT = (ChunkState.DISPATCHED, ChunkState.RUNNING)

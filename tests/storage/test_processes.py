@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from storage.processes import ProcessIdentity, has_ended, this_process
-from storage.store import Store
+from storage.store.store import Store
 from tests.storage.helpers import add_job, claim
 
 PROGRAM = (

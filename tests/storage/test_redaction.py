@@ -9,7 +9,7 @@ import pytest
 
 from storage.errors import InvalidStore, StorageError
 from storage.redaction import redact_logs, redacted
-from storage.store import Store
+from storage.store.store import Store
 from storage.wire import UnsupportedBroker, broker_settings
 
 URLS = [

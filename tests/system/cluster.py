@@ -19,17 +19,17 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from runner.spec import JobSpec
-from scheduler.dataset import inspect
-from scheduler.publisher import Publisher
-from scheduler.service import Scheduler
-from scheduler.submission import submit
-from storage.export import export_job
+from runner.spec.parse import JobSpec
+from scheduler.daemon.publisher import Publisher
+from scheduler.daemon.service import Scheduler
+from scheduler.intake.dataset import inspect
+from scheduler.intake.submission import submit
+from storage.files.export import export_job
 from storage.records import ChunkState, InputSpec, Job
-from storage.store import Store
+from storage.store.store import Store
 from tests.system.light_engine import engine_for
-from workers.chunk import process_chunk
-from workers.hosts import EngineHosts
+from workers.chunks.chunk import process_chunk
+from workers.hosting.shared import EngineHosts
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 100.0

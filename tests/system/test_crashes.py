@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.publisher import CeleryPublisher
+from scheduler.daemon.publisher import CeleryPublisher
 from storage.records import ChunkMessage, JobState
 from tests.system.cluster import Cluster, wait_until
 from tests.system.conftest import BrokerServer

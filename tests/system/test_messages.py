@@ -12,7 +12,7 @@ import pytest
 import redis
 from amqp.basic_message import Message
 
-from scheduler.publisher import CeleryPublisher
+from scheduler.daemon.publisher import CeleryPublisher
 from storage.records import ChunkMessage, JobState
 from storage.wire import QUEUE_NAME, TASK_NAME
 from tests.system.cluster import Cluster, wait_until

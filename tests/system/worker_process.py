@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 
 from runner.stores import store_when_up
-from storage import chunks
+from storage.store import chunks
 from tests.system.light_engine import engine_for
-from workers.app import STORE_PATIENCE, run_worker
+from workers.queue.app import STORE_PATIENCE, run_worker
 
 PLACES: dict[str, tuple[Any, str]] = {
     "claim": (chunks, "claim"),

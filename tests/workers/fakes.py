@@ -9,10 +9,10 @@ from typing import Any
 
 import anyio
 
-from workers.engine.config import EngineConfig
-from workers.engine.request import Completion, FinishReason, Request, Timings
-from workers.engine.stats import AcceptanceStats, EngineSnapshot
-from workers.engine.tokenizer import ByteTokenizer
+from workers.engine.api.config import EngineConfig
+from workers.engine.api.request import Completion, FinishReason, Request, Timings
+from workers.engine.api.stats import AcceptanceStats, EngineSnapshot
+from workers.engine.text.tokenizer import ByteTokenizer
 
 
 @dataclass

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.parquet import read_metadata
+from storage.files.parquet import read_metadata
 from storage.records import Chunk, Job, JobState, Result
-from storage.store import Store
+from storage.store.store import Store
 from tests.workers.fakes import Script
-from workers.chunk import ChunkOutcome, process_chunk
-from workers.hosts import EngineHosts
+from workers.chunks.chunk import ChunkOutcome, process_chunk
+from workers.hosting.shared import EngineHosts
 
 LEASE = 30.0
 

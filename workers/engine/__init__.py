@@ -8,11 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from workers.engine.config import EngineConfig, SpeculationConfig
-from workers.engine.errors import EngineError
-from workers.engine.request import Completion, FinishReason, Request, Timings, TokenLogprob
-from workers.engine.sampling_params import SamplingParams
-from workers.engine.stats import AcceptanceStats
+from workers.engine.api.config import EngineConfig, SpeculationConfig
+from workers.engine.api.errors import EngineError
+from workers.engine.api.request import Completion, FinishReason, Request, Timings, TokenLogprob
+from workers.engine.api.sampling_params import SamplingParams
+from workers.engine.api.stats import AcceptanceStats
 
 if TYPE_CHECKING:
     from workers.engine.async_engine import Engine

@@ -17,12 +17,12 @@ import anyio
 from anyio import from_thread
 from anyio.lowlevel import current_token
 
-from workers.engine.config import EngineConfig
+from workers.engine.api.config import EngineConfig
+from workers.engine.api.errors import EngineStopped
+from workers.engine.api.request import Completion, Request
+from workers.engine.api.stats import EngineSnapshot, StepProfile
 from workers.engine.core import EngineCore
-from workers.engine.errors import EngineStopped
-from workers.engine.request import Completion, Request
-from workers.engine.stats import EngineSnapshot, StepProfile
-from workers.engine.tokenizer import TextTokenizer
+from workers.engine.text.tokenizer import TextTokenizer
 
 Deliver = Callable[[Completion | EngineStopped], None]
 

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from workers.engine.batch import Feed
-from workers.engine.config import EngineConfig
-from workers.engine.errors import EmptyPrompt, InvalidParams, PromptTooLong
-from workers.engine.kv_cache import KVCache
+from workers.engine.api.config import EngineConfig
+from workers.engine.api.errors import EmptyPrompt, InvalidParams, PromptTooLong
+from workers.engine.api.request import Request
+from workers.engine.api.sampling_params import SamplingParams
 from workers.engine.models.executor import Executor
-from workers.engine.models.loading import context_length
-from workers.engine.request import Request
+from workers.engine.models.loading.load import context_length
 from workers.engine.sampler import validate_params
-from workers.engine.sampling_params import SamplingParams
-from workers.engine.sequence import Sequence
+from workers.engine.state.batch import Feed
+from workers.engine.state.kv_cache import KVCache
+from workers.engine.state.sequence import Sequence
 
 _ID_LISTS = (list, tuple, range, array, bytes, bytearray)
 """Kinds of lists whose items are plain integers, and which cannot fail to give them."""

@@ -9,24 +9,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from workers.engine.batch import Batch, Feed
+from workers.engine.api.config import EngineConfig
+from workers.engine.api.errors import EngineError
+from workers.engine.api.request import Completion, FinishReason, Request
+from workers.engine.api.stats import EngineSnapshot, StepProfile
 from workers.engine.batcher import Batcher, check_request
-from workers.engine.config import EngineConfig
+from workers.engine.completions import completion_of, failure
 from workers.engine.controller import Controller, StepCost, make_controller
-from workers.engine.detokenizer import StopScanner
-from workers.engine.errors import EngineError
-from workers.engine.kernels.parallel import working_clock
-from workers.engine.kv_cache import KVCache
-from workers.engine.kv_memory import DraftMemory, KVPlan, log_plan, plan_kv
+from workers.engine.kernels.cpu.runtime import working_clock
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import context_length, load_model
-from workers.engine.request import Completion, FinishReason, Request
-from workers.engine.results import completion_of, failure
-from workers.engine.sequence import Sequence
+from workers.engine.models.kv_memory import DraftMemory, KVPlan, log_plan, plan_kv
+from workers.engine.models.loading.load import context_length, load_model
 from workers.engine.speculators.mixed import MixedSpeculator
 from workers.engine.speculators.speculator import Speculator, SpeculatorContext, make_speculators
-from workers.engine.stats import EngineSnapshot, StepProfile
-from workers.engine.tree import EMPTY
+from workers.engine.state.batch import Batch, Feed
+from workers.engine.state.kv_cache import KVCache
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import EMPTY
+from workers.engine.text.detokenizer import StopScanner
 from workers.engine.verifier import Verdict, Verifier, make_verifier
 
 if TYPE_CHECKING:

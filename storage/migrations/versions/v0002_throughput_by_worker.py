@@ -1,6 +1,6 @@
 """engine_throughput takes the differences of a worker's readings, whatever jobs they belong to.
 
-The tables stay as they are. Views are made anew with every revision (`storage.schema.upgrade`).
+The tables stay as they are. Views are made anew with every revision (`storage.sql.revisions.upgrade`).
 """
 
 from __future__ import annotations

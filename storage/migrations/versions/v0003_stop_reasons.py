@@ -3,7 +3,7 @@ input_files.partitions: the columns that folders give; workers: what tells proce
 one job that a worker may be there for; chunks.in_hand: the row that runs alone; chunks.engine_microseconds:
 what its answers took of engines, counted from the results that are there.
 
-Views are made anew with every revision (`storage.schema.upgrade`).
+Views are made anew with every revision (`storage.sql.revisions.upgrade`).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from workers.engine.errors import ModelNotFound
-from workers.engine.models.sources import Source, resolve
+from workers.engine.api.errors import ModelNotFound
+from workers.engine.models.loading.sources import Source, resolve
 
 ALIAS = "smollm2-135m"
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterable
 
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
-from workers.engine.sequence import Sequence
 from workers.engine.speculators.fixed import FixedSpeculator
-from workers.engine.tree import DraftTree
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 
 TARGET = "scripted:seed=3,order=2,eos_every=40,sharpness=2.0"
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests, run
 from workers.engine import Engine, EngineConfig, FinishReason, Request, SamplingParams, SpeculationConfig
-from workers.engine.errors import EngineStopped, InvalidConfig
+from workers.engine.api.errors import EngineStopped, InvalidConfig
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.workers.engine.helpers import answers, engine, run
 from workers.engine import Completion, FinishReason, Request, SamplingParams, SpeculationConfig
-from workers.engine.errors import InvalidConfig, InvalidParams
+from workers.engine.api.errors import InvalidConfig, InvalidParams
 
 NO_LIST = "prompt_token_ids must be a list of integers"
 NO_INTEGERS = "prompt_token_ids must be integers"

@@ -11,7 +11,7 @@ import pytest
 from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests, oracle, run
 from tests.workers.engine.worlds import WORLDS, World
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
-from workers.engine.config import METHODS
+from workers.engine.api.config import METHODS
 
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0, 0))
 SHAPES: dict[str, dict[str, Any]] = {

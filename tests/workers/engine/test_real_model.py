@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import exactness
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.sources import Source
+from workers.engine.models.loading.sources import Source
 
 pytestmark = pytest.mark.model
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.workers.engine.speculators.test_checkpoints import medusa_core
 from workers.engine import EngineConfig, EngineCore, SpeculationConfig
+from workers.engine.measure.preflight import Preflight
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import load_model
-from workers.engine.preflight import Preflight
-from workers.engine.speculators.medusa_tree import calibrate_tree, write_tree
-from workers.engine.speculators.skip_file import SkipFile
+from workers.engine.models.loading.load import load_model
+from workers.engine.speculators.medusa.tree import calibrate_tree, write_tree
+from workers.engine.speculators.self.skip_file import SkipFile
 
 TARGET = "scripted:layers=4"
 SKIP = ["attn.1", "mlp.3"]

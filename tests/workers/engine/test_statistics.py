@@ -16,7 +16,7 @@ from workers.engine import (
     SpeculationConfig,
 )
 from workers.engine.speculators.fixed import FixedSpeculator
-from workers.engine.tree import DraftTree
+from workers.engine.state.tree import DraftTree
 
 FIXED = SpeculationConfig(method="ngram", max_draft_tokens=4, policy="fixed")
 

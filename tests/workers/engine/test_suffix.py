@@ -9,8 +9,8 @@ import pytest
 
 from tests.workers.engine.helpers import TARGET, engine, run
 from workers.engine import Request, SamplingParams, SpeculationConfig
-from workers.engine.kernels.suffixes import MATCHES
-from workers.engine.speculators.suffix_index import Continuation, GrowingText, SuffixIndex, TextMemory
+from workers.engine.kernels.cpu.suffixes import MATCHES
+from workers.engine.speculators.lookup.suffix_index import Continuation, GrowingText, SuffixIndex, TextMemory
 
 
 def follow(

@@ -15,7 +15,7 @@ from tests.workers.engine.helpers import answers, mixed_requests, run
 from tests.workers.engine.models.tiny import build, config_of, prompt, save_tokenizer
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import load_model
+from workers.engine.models.loading.load import load_model
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "every layer slides": ("Mistral", {"sliding_window": 13}),

@@ -23,13 +23,13 @@ from tests.workers.engine.speculators.drafts import (
 )
 from tests.workers.engine.speculators.recital import OTHER, TEXT, byte_level, reciting, sentencepiece
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
-from workers.engine.kv_cache import KVCache
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import load_model
-from workers.engine.speculators.draft_model import DraftModelSpeculator
-from workers.engine.speculators.medusa_tree import calibrate_tree, write_tree
-from workers.engine.speculators.reading import choose_reading
+from workers.engine.models.loading.load import load_model
+from workers.engine.speculators.draft_model.reading import choose_reading
+from workers.engine.speculators.draft_model.speculator import DraftModelSpeculator
+from workers.engine.speculators.medusa.tree import calibrate_tree, write_tree
 from workers.engine.speculators.speculator import Speculator, SpeculatorContext
+from workers.engine.state.kv_cache import KVCache
 
 Answers = dict[object, tuple[object, ...]]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.engine.batch import Batch
-from workers.engine.kernels.attention import PLAIN, AttentionRows, Weighing
-from workers.engine.kv_cache import KVCache
+from workers.engine.state.batch import Batch
+from workers.engine.state.kv_cache import KVCache
+from workers.engine.state.rows import PLAIN, AttentionRows, Weighing
 
 
 def row_slots(rows: AttentionRows, row: int) -> list[int]:

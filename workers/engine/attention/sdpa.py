@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from workers.engine.batch import Batch
-from workers.engine.kernels.attention import PLAIN, AttentionRows, Weighing
-from workers.engine.kv_cache import KVCache
+from workers.engine.state.batch import Batch
+from workers.engine.state.kv_cache import KVCache
+from workers.engine.state.rows import PLAIN, AttentionRows, Weighing
 
 
 @dataclass(frozen=True, slots=True)

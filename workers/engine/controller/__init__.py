@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workers.engine.config import SpeculationConfig
+from workers.engine.api.config import SpeculationConfig
 from workers.engine.controller.auto import AutoController
 from workers.engine.controller.controller import Controller, StepCost
 from workers.engine.controller.fixed import FixedController

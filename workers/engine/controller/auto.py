@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.engine.config import SpeculationConfig
+from workers.engine.api.config import SpeculationConfig
 from workers.engine.controller.controller import StepCost, room
 from workers.engine.controller.costs import Floats, StepCosts
 from workers.engine.controller.survival import Survival
-from workers.engine.sequence import Sequence
+from workers.engine.state.sequence import Sequence
 from workers.engine.verifier import Verdict
 
 _GAIN_TO_STAY, _GAIN_TO_START = 1.03, 1.06

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from workers.engine.sequence import Sequence
+from workers.engine.state.sequence import Sequence
 from workers.engine.verifier import Verdict
 
 

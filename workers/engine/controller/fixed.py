@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from workers.engine.config import SpeculationConfig
+from workers.engine.api.config import SpeculationConfig
 from workers.engine.controller.controller import StepCost, room
-from workers.engine.sequence import Sequence
+from workers.engine.state.sequence import Sequence
 from workers.engine.verifier import Verdict
 
 

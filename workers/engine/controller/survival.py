@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from workers.engine.controller.costs import Floats
-from workers.engine.sequence import Sequence
+from workers.engine.state.sequence import Sequence
 from workers.engine.verifier import Verdict
 
 _FORGETTING, _FORGETTING_OF_METHOD = 0.98, 0.998

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from workers.engine.config import SpeculationConfig
+from workers.engine.api.config import SpeculationConfig
 from workers.engine.controller.controller import StepCost, room
-from workers.engine.sequence import Sequence
+from workers.engine.state.sequence import Sequence
 from workers.engine.verifier import Verdict
 
 _FORGETTING, _FORGETTING_OF_METHOD = 0.9, 0.995

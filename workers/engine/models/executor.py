@@ -7,9 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from workers.engine.batch import Batch
-from workers.engine.kv_cache import CacheShape, KVCache
-from workers.engine.tokenizer import TextTokenizer
+from workers.engine.state.batch import Batch
+from workers.engine.state.kv_cache import CacheShape, KVCache
+from workers.engine.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)

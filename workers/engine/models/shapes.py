@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from workers.engine.kv_cache import CacheShape, LayerShape
+from workers.engine.state.kv_cache import CacheShape, LayerShape
 
 
 def cache_shape(config: Any, max_model_len: int, dtype: torch.dtype, device: torch.device) -> CacheShape:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from workers.engine.batch import Batch
-from workers.engine.errors import InvalidConfig
-from workers.engine.kv_cache import KVCache
+from workers.engine.api.errors import InvalidConfig
 from workers.engine.models.executor import ModelOutput
+from workers.engine.state.batch import Batch
+from workers.engine.state.kv_cache import KVCache
 
 ATTENTION, MLP = "attn", "mlp"
 

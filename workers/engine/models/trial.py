@@ -7,12 +7,12 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from workers.engine.batch import Batch, Feed
-from workers.engine.kv_cache import KVCache
+from workers.engine.api.request import Request
 from workers.engine.models.executor import Executor
-from workers.engine.request import Request
-from workers.engine.sequence import Sequence
-from workers.engine.tree import DraftTree
+from workers.engine.state.batch import Batch, Feed
+from workers.engine.state.kv_cache import KVCache
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 
 
 class Trial:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from workers.engine.errors import InvalidParams
-from workers.engine.sampling_params import SamplingParams
+from workers.engine.api.errors import InvalidParams
+from workers.engine.api.sampling_params import SamplingParams
 
 _LARGEST_BIAS = float(np.finfo(np.float32).max)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from workers.engine.sampling_params import SamplingParams
-from workers.engine.sequence import Sequence
+from workers.engine.api.sampling_params import SamplingParams
+from workers.engine.state.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

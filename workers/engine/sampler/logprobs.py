@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import torch
 
-from workers.engine.kernels.sampling import MASKED
-from workers.engine.request import TokenLogprob
+from workers.engine.api.request import TokenLogprob
+from workers.engine.kernels.cpu.sampling import MASKED
 from workers.engine.sampler.context import RowContext
 from workers.engine.sampler.parts import draw_plain, on_host
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workers.engine.kernels import sampling, weights
-from workers.engine.kernels.sampling import INVALID, MASKED, ROW, Drawn
+from workers.engine.kernels.cpu import sampling, weights
+from workers.engine.kernels.cpu.sampling import INVALID, MASKED, ROW, Drawn
 from workers.engine.sampler.context import RowContext
 from workers.engine.sampler.edits import edit, is_edited
 

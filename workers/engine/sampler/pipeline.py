@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from workers.engine.request import TokenLogprob
+from workers.engine.api.request import TokenLogprob
 from workers.engine.sampler.context import RowContext
 from workers.engine.sampler.logprobs import logprobs_of
 from workers.engine.sampler.parts import parts, readable

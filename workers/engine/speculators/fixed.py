@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from workers.engine.sequence import Sequence
-from workers.engine.tree import EMPTY, DraftTree
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import EMPTY, DraftTree
 from workers.engine.verifier import Verdict
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from workers.engine.kv_cache import KVCache
-from workers.engine.sequence import Sequence
 from workers.engine.speculators.speculator import Bounded, Caching, Detailed, Drafter, LoadedDraft, Speculator
-from workers.engine.tree import EMPTY, DraftTree
+from workers.engine.state.kv_cache import KVCache
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import EMPTY, DraftTree
 from workers.engine.verifier import Verdict
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
-from workers.engine.config import SCORERS, EngineConfig
-from workers.engine.kv_cache import KVCache
-from workers.engine.kv_memory import DraftMemory
+from workers.engine.api.config import SCORERS, EngineConfig
 from workers.engine.models.executor import LoadedModel, Model
-from workers.engine.sequence import Sequence
-from workers.engine.tree import DraftTree
+from workers.engine.models.kv_memory import DraftMemory
+from workers.engine.state.kv_cache import KVCache
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 from workers.engine.verifier import Verdict
 
 
@@ -100,12 +100,12 @@ class SpeculatorContext:
 
 REGISTRY = {
     "none": "workers.engine.speculators.none:NoSpeculator",
-    "ngram": "workers.engine.speculators.ngram:NgramSpeculator",
-    "suffix": "workers.engine.speculators.suffix:SuffixSpeculator",
-    "draft_model": "workers.engine.speculators.draft_model:DraftModelSpeculator",
-    "self": "workers.engine.speculators.self_draft:SelfSpeculator",
-    "medusa": "workers.engine.speculators.medusa:MedusaSpeculator",
-    "eagle": "workers.engine.speculators.eagle:EagleSpeculator",
+    "ngram": "workers.engine.speculators.lookup.ngram:NgramSpeculator",
+    "suffix": "workers.engine.speculators.lookup.suffix:SuffixSpeculator",
+    "draft_model": "workers.engine.speculators.draft_model.speculator:DraftModelSpeculator",
+    "self": "workers.engine.speculators.self.speculator:SelfSpeculator",
+    "medusa": "workers.engine.speculators.medusa.speculator:MedusaSpeculator",
+    "eagle": "workers.engine.speculators.eagle.speculator:EagleSpeculator",
 }
 """Classes with `create(context)`. Those of `SCORERS` have `check(config, target)` as well: it raises what `create`
 would, as far as files tell, loads no weights, and returns the memory for keys and values that it would take."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.engine.config import SpeculationConfig
+from workers.engine.api.config import SpeculationConfig
 from workers.engine.verifier.block import BlockVerifier
 from workers.engine.verifier.coupled import CoupledVerifier
 from workers.engine.verifier.descent import Verdict, Verifier

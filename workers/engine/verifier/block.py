@@ -6,9 +6,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from workers.engine.batch import Feed
-from workers.engine.request import TokenLogprob
+from workers.engine.api.request import TokenLogprob
 from workers.engine.sampler import RowContext, distributions, logprobs_of
+from workers.engine.state.batch import Feed
 from workers.engine.verifier.descent import Descent, Verdict, descents_of, rows_of
 from workers.engine.verifier.noise import Noise, PhiloxNoise, Place
 from workers.engine.verifier.rejection import stacked

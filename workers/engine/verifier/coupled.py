@@ -6,8 +6,8 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from workers.engine.batch import Feed
 from workers.engine.sampler import RowContext, sample
+from workers.engine.state.batch import Feed
 from workers.engine.verifier.descent import Verdict, descents_of, emit_all, rows_of
 
 

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import torch
 
-from workers.engine.batch import Feed
-from workers.engine.errors import SamplingFailed
-from workers.engine.request import TokenLogprob
-from workers.engine.sequence import Sequence
-from workers.engine.tree import ROOT
+from workers.engine.api.errors import SamplingFailed
+from workers.engine.api.request import TokenLogprob
+from workers.engine.state.batch import Feed
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import ROOT
 
 _IMPOSSIBLE = (
     "no token can be sampled: every one is masked (loosen logit_bias, bad_words, stop_token_ids or min_tokens), or the "

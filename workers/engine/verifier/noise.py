@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from workers.engine.kernels.philox import ACCEPT, DRAFT, RESIDUAL, uniform_at
+from workers.engine.kernels.cpu.philox import ACCEPT, DRAFT, RESIDUAL, uniform_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from workers.engine.batch import Feed
 from workers.engine.sampler import RowContext, distributions, logprobs_of
+from workers.engine.state.batch import Feed
 from workers.engine.verifier.descent import Descent, Verdict, descents_of, emit_all, rows_of
 from workers.engine.verifier.noise import Noise, PhiloxNoise, Place
 from workers.engine.verifier.rules import NONE, choose, try_siblings

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.engine.batch import Feed
 from workers.engine.sampler import RowContext, distributions, logprobs_of, sample
-from workers.engine.tree import ROOT
+from workers.engine.state.batch import Feed
+from workers.engine.state.tree import ROOT
 from workers.engine.verifier.descent import Descent, Verdict, descents_of, emit_all, rows_of
 from workers.engine.verifier.rules import NONE, is_typical
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from workers.engine.attention.backend import load_attention, resolve_attention
-from workers.engine.batch import Batch, Feed
-from workers.engine.errors import UnsupportedModel
-from workers.engine.kernels.attention import Weighing
-from workers.engine.kv_cache import CacheShape, KVCache
-from workers.engine.request import Request
-from workers.engine.sequence import Sequence
-from workers.engine.tree import DraftTree
+from workers.engine.api.errors import UnsupportedModel
+from workers.engine.api.request import Request
+from workers.engine.attention.interface import load_attention, resolve_attention
+from workers.engine.state.batch import Batch, Feed
+from workers.engine.state.kv_cache import CacheShape, KVCache
+from workers.engine.state.rows import Weighing
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 
 CPU = torch.device("cpu")
 TREE = DraftTree((1, 2, 3, 4, 5, 6), (-1, -1, 0, 1, 3, 0))

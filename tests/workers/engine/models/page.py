@@ -18,10 +18,10 @@ from tests.workers.engine.helpers import run
 from tests.workers.engine.models.tiny import CONFIGS, build, config_of, prompt, save_tokenizer
 from tests.workers.engine.speculators.drafts import LAYER, eagle1_tensors, random_heads, write_eagle, write_heads
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
-from workers.engine.config import METHODS
-from workers.engine.errors import EngineError
+from workers.engine.api.config import METHODS
+from workers.engine.api.errors import EngineError
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading import load_model
+from workers.engine.models.loading.load import load_model
 
 PAGE = Path(__file__).parents[4] / "docs/models.md"
 HEAD = "| `model_type` | runs | batch invariant | methods |\n|---|---|---|---|\n"

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tests.workers.engine.models.tiny import ACCEPTED, LONGROPE, VOCAB, WEIGHED, build, config_of, prompt
-from workers.engine.batch import Feed
-from workers.engine.errors import InvalidConfig, UnsupportedModel
-from workers.engine.models.checks import check_config, check_length, context_limit, probe
+from workers.engine.api.errors import InvalidConfig, UnsupportedModel
 from workers.engine.models.executor import Executor
-from workers.engine.models.hf import HuggingFaceExecutor
-from workers.engine.models.pretrained import build_executor
+from workers.engine.models.executors.hf import HuggingFaceExecutor
+from workers.engine.models.loading.checks import check_config, check_length, context_limit, probe
+from workers.engine.models.loading.pretrained import build_executor
 from workers.engine.models.trial import Trial
-from workers.engine.tree import DraftTree
+from workers.engine.state.batch import Feed
+from workers.engine.state.tree import DraftTree
 
 FUSED = {"Llama", "Mistral", "Qwen2", "Qwen3"}
 LIMIT = 200

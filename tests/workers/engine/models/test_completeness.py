@@ -15,10 +15,10 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from tests.workers.engine.models.hub import serve_hub
 from tests.workers.engine.models.tiny import build, config_of, save, save_tokenizer, write_gguf
-from workers.engine.config import EngineConfig, SpeculationConfig
-from workers.engine.errors import EngineError, UnsupportedModel
-from workers.engine.models.loading import load_model
-from workers.engine.preflight import Preflight
+from workers.engine.api.config import EngineConfig, SpeculationConfig
+from workers.engine.api.errors import EngineError, UnsupportedModel
+from workers.engine.measure.preflight import Preflight
+from workers.engine.models.loading.load import load_model
 
 Tensors = dict[str, torch.Tensor]
 Q = "model.layers.1.self_attn.q_proj"

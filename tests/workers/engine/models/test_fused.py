@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from tests.workers.engine.models.tiny import VOCAB, build, config_of, prompt
-from workers.engine.attention.backend import load_attention
-from workers.engine.batch import Feed
-from workers.engine.kv_cache import FINAL
-from workers.engine.models.checks import probe
+from workers.engine.attention.interface import load_attention
 from workers.engine.models.executor import Executor, ModelOutput
-from workers.engine.models.fused import FusedExecutor, covers
-from workers.engine.models.hf import HuggingFaceExecutor
-from workers.engine.models.invariance import self_test
+from workers.engine.models.executors.fused import FusedExecutor, covers
+from workers.engine.models.executors.hf import HuggingFaceExecutor
+from workers.engine.models.loading.checks import probe
+from workers.engine.models.loading.invariance import self_test
 from workers.engine.models.trial import Trial
-from workers.engine.tree import DraftTree
+from workers.engine.state.batch import Feed
+from workers.engine.state.kv_cache import FINAL
+from workers.engine.state.tree import DraftTree
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Widths that are no multiple of a vector, biases, few and many heads.

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests.workers.engine.models.tiny import LONGROPE, build, config_of, prompt, save
-from workers.engine.config import EngineConfig, SpeculationConfig
-from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
-from workers.engine.models import sources
-from workers.engine.models.loading import load_draft, load_model, outline_draft, outline_model
-from workers.engine.models.outline import resolve_device
+from workers.engine.api.config import EngineConfig, SpeculationConfig
+from workers.engine.api.errors import InvalidConfig, ModelNotFound, UnsupportedModel
+from workers.engine.models.loading import sources
+from workers.engine.models.loading.load import load_draft, load_model, outline_draft, outline_model
+from workers.engine.models.loading.outline import resolve_device
 from workers.engine.models.trial import Trial
 
 

@@ -11,12 +11,12 @@ import torch
 from tests.workers.engine.helpers import mixed_requests, run
 from tests.workers.engine.models.tiny import build, config_of, prompt, save
 from workers.engine import EngineConfig, EngineCore, SpeculationConfig
-from workers.engine.errors import InvalidConfig, UnsupportedModel
-from workers.engine.kernels.quantise import ZERO, quantise_rows
-from workers.engine.models.invariance import self_test
-from workers.engine.models.loading import load_draft, load_model
-from workers.engine.models.pretrained import build_executor
-from workers.engine.models.quantised import QuantisedLinear
+from workers.engine.api.errors import InvalidConfig, UnsupportedModel
+from workers.engine.kernels.cpu.quantise import ZERO, quantise_rows
+from workers.engine.models.layers.quantised import QuantisedLinear
+from workers.engine.models.loading.invariance import self_test
+from workers.engine.models.loading.load import load_draft, load_model
+from workers.engine.models.loading.pretrained import build_executor
 from workers.engine.models.trial import Trial
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from tests.workers.engine.models.hub import serve_hub
 from tests.workers.engine.models.tiny import config_of, save, write_gguf
-from workers.engine.config import EngineConfig, SpeculationConfig
-from workers.engine.errors import EngineError, UnsupportedModel
-from workers.engine.models.loading import load_model
-from workers.engine.preflight import Preflight
+from workers.engine.api.config import EngineConfig, SpeculationConfig
+from workers.engine.api.errors import EngineError, UnsupportedModel
+from workers.engine.measure.preflight import Preflight
+from workers.engine.models.loading.load import load_model
 
 EVIL = """
 from pathlib import Path

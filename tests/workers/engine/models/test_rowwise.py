@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional
 
 from tests.workers.engine.models.tiny import build, config_of, prompt
-from workers.engine.batch import Feed
-from workers.engine.models.pretrained import build_executor
-from workers.engine.models.rowwise import Rowwise
+from workers.engine.models.layers.rowwise import Rowwise
+from workers.engine.models.loading.pretrained import build_executor
 from workers.engine.models.trial import Trial
+from workers.engine.state.batch import Feed
 
 COMPANY = (1, 2, 3, 4, 5, 8, 13, 34, 53, 90)
 

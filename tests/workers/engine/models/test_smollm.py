@@ -9,14 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.workers.engine.conftest import ALIAS
-from workers.engine.batch import Feed
-from workers.engine.config import EngineConfig
+from workers.engine.api.config import EngineConfig
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.gguf_copy import converted
-from workers.engine.models.loading import load_model, outline_model
-from workers.engine.models.sources import Source
+from workers.engine.models.loading.gguf_copy import converted
+from workers.engine.models.loading.load import load_model, outline_model
+from workers.engine.models.loading.sources import Source
 from workers.engine.models.trial import Trial
-from workers.engine.tree import DraftTree
+from workers.engine.state.batch import Feed
+from workers.engine.state.tree import DraftTree
 
 pytestmark = pytest.mark.model
 

@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM
 
 from tests.workers.engine.models.tiny import VOCAB, build, config_of
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.pretrained import build_executor
-from workers.engine.speculators.medusa_heads import save_heads, untrained_heads
-from workers.engine.tokenizer import ByteTokenizer
+from workers.engine.models.loading.pretrained import build_executor
+from workers.engine.speculators.medusa.heads import save_heads, untrained_heads
+from workers.engine.text.tokenizer import ByteTokenizer
 
 HIDDEN, INNER, HEADS, KV_HEADS = 48, 80, 6, 2
 LAYER = {

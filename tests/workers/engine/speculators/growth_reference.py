@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from workers.engine.kernels.philox import gumbel_rows
-from workers.engine.sequence import Sequence
-from workers.engine.tree import DraftTree
-from workers.engine.tree_shape import TreeShape
+from workers.engine.api.tree_shape import TreeShape
+from workers.engine.kernels.cpu.philox import gumbel_rows
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 
 Path = tuple[int, ...]
 Model = Callable[[Path], torch.Tensor]

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.scripted import Script, ScriptedExecutor
-from workers.engine.tokenizer import HuggingFaceTokenizer
+from workers.engine.models.executors.scripted import Script, ScriptedExecutor
+from workers.engine.text.tokenizer import HuggingFaceTokenizer
 
 TEXT = (
     "The night shift drafts what the morning will check. A small model writes ahead, word by word, and the large one "

@@ -28,17 +28,17 @@ from tests.workers.engine.speculators.drafts import (
 )
 from tests.workers.engine.speculators.test_forward import AUX, FEATURES, INPUT_NORM, NORMS, Run
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
-from workers.engine.attention.backend import load_attention
-from workers.engine.batch import Feed
-from workers.engine.errors import InvalidConfig, ModelNotFound, UnsupportedModel
-from workers.engine.sequence import Sequence
-from workers.engine.speculators.checkpoint import open_draft
-from workers.engine.speculators.eagle_checkpoint import open_eagle
-from workers.engine.speculators.eagle_model import EagleModel, build_eagle
-from workers.engine.speculators.medusa_heads import MedusaHeads, save_heads
-from workers.engine.speculators.medusa_tree import calibrate_tree, write_tree
-from workers.engine.speculators.precision import Precision
-from workers.engine.tree import DraftTree
+from workers.engine.api.errors import InvalidConfig, ModelNotFound, UnsupportedModel
+from workers.engine.attention.interface import load_attention
+from workers.engine.models.layers.precision import Precision
+from workers.engine.speculators.eagle.checkpoint import open_eagle
+from workers.engine.speculators.eagle.layer import EagleModel, build_eagle
+from workers.engine.speculators.medusa.heads import MedusaHeads, save_heads
+from workers.engine.speculators.medusa.tree import calibrate_tree, write_tree
+from workers.engine.speculators.shared.checkpoint import open_draft
+from workers.engine.state.batch import Feed
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 
 Tensors = dict[str, torch.Tensor]
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"

@@ -24,17 +24,17 @@ from tests.workers.engine.speculators.drafts import (
 )
 from tests.workers.engine.speculators.test_forward import AUX, FEATURES, Run
 from workers.engine import EngineConfig, EngineCore, SpeculationConfig
-from workers.engine.attention.backend import load_attention
-from workers.engine.batch import Feed
-from workers.engine.check_draft import check_draft
-from workers.engine.errors import InvalidConfig, UnsupportedModel
+from workers.engine.api.errors import InvalidConfig, UnsupportedModel
+from workers.engine.attention.interface import load_attention
+from workers.engine.measure.check_draft import check_draft
 from workers.engine.models.executor import LoadedModel
-from workers.engine.speculators.checkpoint import open_draft
-from workers.engine.speculators.eagle_checkpoint import open_eagle
-from workers.engine.speculators.eagle_model import EagleModel, build_eagle
-from workers.engine.speculators.medusa_heads import MedusaHeads
-from workers.engine.speculators.precision import Precision, choose_precision
-from workers.engine.tree import DraftTree
+from workers.engine.models.layers.precision import Precision, choose_precision
+from workers.engine.speculators.eagle.checkpoint import open_eagle
+from workers.engine.speculators.eagle.layer import EagleModel, build_eagle
+from workers.engine.speculators.medusa.heads import MedusaHeads
+from workers.engine.speculators.shared.checkpoint import open_draft
+from workers.engine.state.batch import Feed
+from workers.engine.state.tree import DraftTree
 
 Tensors = dict[str, torch.Tensor]
 WHOLE, HALF, SMALL = Precision(), Precision(torch.bfloat16), Precision(int8=True)

@@ -24,17 +24,17 @@ from tests.workers.engine.speculators.drafts import (
     write_heads,
 )
 from tests.workers.engine.speculators.reference import Eagle, medusa_logits
-from workers.engine.attention.backend import load_attention
-from workers.engine.batch import Batch, Feed
-from workers.engine.kv_cache import FINAL, CacheShape, KVCache
-from workers.engine.request import Request
-from workers.engine.sequence import Sequence
-from workers.engine.speculators.checkpoint import open_draft
-from workers.engine.speculators.eagle_checkpoint import open_eagle
-from workers.engine.speculators.eagle_model import EagleModel, build_eagle
-from workers.engine.speculators.medusa_heads import MedusaHeads
-from workers.engine.speculators.precision import Precision
-from workers.engine.tree import DraftTree
+from workers.engine.api.request import Request
+from workers.engine.attention.interface import load_attention
+from workers.engine.models.layers.precision import Precision
+from workers.engine.speculators.eagle.checkpoint import open_eagle
+from workers.engine.speculators.eagle.layer import EagleModel, build_eagle
+from workers.engine.speculators.medusa.heads import MedusaHeads
+from workers.engine.speculators.shared.checkpoint import open_draft
+from workers.engine.state.batch import Batch, Feed
+from workers.engine.state.kv_cache import FINAL, CacheShape, KVCache
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 
 FEATURES = CacheShape.uniform(6, 2, 8, torch.float32, torch.device("cpu"), HIDDEN)
 NORMS = {

@@ -24,17 +24,17 @@ from tests.workers.engine.speculators.drafts import (
 from tests.workers.engine.speculators.growth_reference import Model, expected_nodes, nodes_of
 from tests.workers.engine.speculators.reference import Eagle, medusa_logits
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
-from workers.engine.batch import Feed
-from workers.engine.kv_cache import FINAL
+from workers.engine.api.tree_shape import TreeShape
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.scripted import Script, ScriptedExecutor, load_scripted
+from workers.engine.models.executors.scripted import Script, ScriptedExecutor, load_scripted
 from workers.engine.models.skipping import SkipSet
 from workers.engine.models.trial import Trial
 from workers.engine.sampler import RowContext, sample
-from workers.engine.sequence import Sequence
-from workers.engine.speculators.growth import TreeGrowth, extend_all
-from workers.engine.tree import DraftTree
-from workers.engine.tree_shape import TreeShape
+from workers.engine.speculators.shared.growth import TreeGrowth, extend_all
+from workers.engine.state.batch import Feed
+from workers.engine.state.kv_cache import FINAL
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 
 GAPS = ((0,), (2,), (0, 0), (0, 1), (2, 1), (0, 1, 0), (0, 1, 2))
 SHAPES = {

@@ -21,17 +21,17 @@ from tests.workers.engine.speculators.drafts import (
 )
 from tests.workers.engine.speculators.test_forward import Run
 from workers.engine import EngineConfig, EngineCore, SpeculationConfig
-from workers.engine.batch import Feed
-from workers.engine.kv_cache import FINAL, KVCache
+from workers.engine.api.tree_shape import TreeShape
 from workers.engine.models.executor import Executor, LoadedModel
 from workers.engine.models.trial import Trial
-from workers.engine.sequence import Sequence
-from workers.engine.speculators.draft_model import DraftModelSpeculator
-from workers.engine.speculators.eagle import EagleSpeculator
-from workers.engine.speculators.reading import SameReading
+from workers.engine.speculators.draft_model.reading import SameReading
+from workers.engine.speculators.draft_model.speculator import DraftModelSpeculator
+from workers.engine.speculators.eagle.speculator import EagleSpeculator
 from workers.engine.speculators.speculator import Caching, Speculator, SpeculatorContext
-from workers.engine.tree import DraftTree
-from workers.engine.tree_shape import TreeShape
+from workers.engine.state.batch import Feed
+from workers.engine.state.kv_cache import FINAL, KVCache
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 from workers.engine.verifier import Verdict
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

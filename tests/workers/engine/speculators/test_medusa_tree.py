@@ -14,13 +14,13 @@ from tests.workers.engine.helpers import run
 from tests.workers.engine.speculators.drafts import chained_heads, random_heads, tiny_model, tiny_target, write_heads
 from tests.workers.engine.speculators.reference import medusa_logits
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
-from workers.engine.calibration import calibrate_medusa, rank_tuples, step_seconds
-from workers.engine.errors import InvalidConfig, UnsupportedModel
-from workers.engine.speculators.checkpoint import open_draft
-from workers.engine.speculators.medusa_heads import MedusaHeads
-from workers.engine.speculators.medusa_tree import calibrate_tree, fastest_size, read_tree, write_tree
-from workers.engine.speculators.precision import Precision
-from workers.engine.tree_shape import RankPath, TreeShape
+from workers.engine.api.errors import InvalidConfig, UnsupportedModel
+from workers.engine.api.tree_shape import RankPath, TreeShape
+from workers.engine.measure.calibrate_medusa import calibrate_medusa, rank_tuples, step_seconds
+from workers.engine.models.layers.precision import Precision
+from workers.engine.speculators.medusa.heads import MedusaHeads
+from workers.engine.speculators.medusa.tree import calibrate_tree, fastest_size, read_tree, write_tree
+from workers.engine.speculators.shared.checkpoint import open_draft
 
 PROMPTS = [[40 + 3 * i, 50 + i, 60] for i in range(12)]
 

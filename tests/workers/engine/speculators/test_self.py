@@ -14,18 +14,18 @@ from tests.workers.engine.models.tiny import build, config_of, prompt
 from tests.workers.engine.speculators.drafts import tiny_model, tiny_target
 from tests.workers.engine.speculators.test_kv import watch
 from workers.engine import Completion, EngineConfig, EngineCore, SpeculationConfig
-from workers.engine.batch import Batch, Feed
-from workers.engine.errors import InvalidConfig, UnsupportedModel
+from workers.engine.api.errors import InvalidConfig, UnsupportedModel
+from workers.engine.api.tree_shape import TreeShape
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.pretrained import build_executor
+from workers.engine.models.loading.pretrained import build_executor
 from workers.engine.models.skipping import NOTHING, SkippingExecutor, SkipSet
 from workers.engine.models.trial import Trial
-from workers.engine.sequence import Sequence
-from workers.engine.speculators.self_draft import SelfSpeculator, skip_set_of, skipping
-from workers.engine.speculators.skip_file import SkipFile
+from workers.engine.speculators.self.skip_file import SkipFile
+from workers.engine.speculators.self.speculator import SelfSpeculator, skip_set_of, skipping
 from workers.engine.speculators.speculator import Speculator
-from workers.engine.tokenizer import ByteTokenizer
-from workers.engine.tree_shape import TreeShape
+from workers.engine.state.batch import Batch, Feed
+from workers.engine.state.sequence import Sequence
+from workers.engine.text.tokenizer import ByteTokenizer
 
 REQUESTS = mixed_requests(10, max_tokens=20)
 SKIP = ("attn.1", "mlp.2")

@@ -11,12 +11,12 @@ import torch
 from tests.workers.engine.models.tiny import VOCAB
 from tests.workers.engine.speculators.drafts import HIDDEN, LAYER, tiny_target
 from tests.workers.engine.speculators.test_forward import AUX, FEATURES, Run
-from workers.engine.attention.backend import load_attention
-from workers.engine.batch import Feed
-from workers.engine.speculators.eagle_checkpoint import open_eagle
-from workers.engine.speculators.eagle_model import build_eagle
-from workers.engine.speculators.precision import Precision
-from workers.engine.tree import DraftTree
+from workers.engine.attention.interface import load_attention
+from workers.engine.models.layers.precision import Precision
+from workers.engine.speculators.eagle.checkpoint import open_eagle
+from workers.engine.speculators.eagle.layer import build_eagle
+from workers.engine.state.batch import Feed
+from workers.engine.state.tree import DraftTree
 
 MISSING = "the speculators package is not installed: see CONTRIBUTING.md, pip install -e '.[dev,speculators]'"
 

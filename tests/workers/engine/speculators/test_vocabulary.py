@@ -13,17 +13,23 @@ from tests.workers.engine.speculators.drafts import tiny_target
 from tests.workers.engine.speculators.recital import OTHER, TEXT, byte_level, reciting, sentencepiece
 from tests.workers.engine.speculators.test_kv import Prefill, watch
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
-from workers.engine.errors import InvalidConfig
-from workers.engine.kv_cache import KVCache
+from workers.engine.api.errors import InvalidConfig
+from workers.engine.api.tree_shape import TreeShape
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.pretrained import build_executor
-from workers.engine.sequence import Sequence
-from workers.engine.speculators.draft_model import DraftModelSpeculator
-from workers.engine.speculators.drawing import DraftNoise
-from workers.engine.speculators.reading import MappedReading, Reading, SameReading, TextReading, choose_reading
+from workers.engine.models.loading.pretrained import build_executor
+from workers.engine.speculators.draft_model.reading import (
+    MappedReading,
+    Reading,
+    SameReading,
+    TextReading,
+    choose_reading,
+)
+from workers.engine.speculators.draft_model.speculator import DraftModelSpeculator
+from workers.engine.speculators.draft_model.vocabulary import Spelling, VocabularyMap
+from workers.engine.speculators.shared.drawing import DraftNoise
 from workers.engine.speculators.speculator import Speculator, SpeculatorContext
-from workers.engine.speculators.vocabulary import Spelling, VocabularyMap
-from workers.engine.tree_shape import TreeShape
+from workers.engine.state.kv_cache import KVCache
+from workers.engine.state.sequence import Sequence
 
 TARGET = reciting(byte_level(TEXT, 420), padding=5, name="target")
 DRAFTS = {

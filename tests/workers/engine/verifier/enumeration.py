@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from workers.engine import Request, SamplingParams
-from workers.engine.batch import Feed
 from workers.engine.sampler import RowContext, distributions
-from workers.engine.sequence import Sequence
-from workers.engine.tree import ROOT, DraftTree
+from workers.engine.state.batch import Feed
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import ROOT, DraftTree
 from workers.engine.verifier import Verifier
 from workers.engine.verifier.noise import Noise, Place
 

@@ -23,7 +23,7 @@ from tests.workers.engine.verifier.enumeration import (
     rejection_branches,
 )
 from workers.engine import SamplingParams
-from workers.engine.tree import DraftTree
+from workers.engine.state.tree import DraftTree
 from workers.engine.verifier import BlockVerifier, RejectionVerifier, rejection
 from workers.engine.verifier.rules import NONE
 

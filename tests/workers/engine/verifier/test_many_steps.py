@@ -15,12 +15,12 @@ import torch
 
 from tests.workers.engine.verifier.gtest import ALPHA, p_value
 from workers.engine import Request, SamplingParams
-from workers.engine.batch import Feed
-from workers.engine.sequence import Sequence
-from workers.engine.speculators.drawing import DraftNoise
-from workers.engine.speculators.growth import TreeGrowth, extend_all
-from workers.engine.tree import DraftTree
-from workers.engine.tree_shape import TreeShape
+from workers.engine.api.tree_shape import TreeShape
+from workers.engine.speculators.shared.drawing import DraftNoise
+from workers.engine.speculators.shared.growth import TreeGrowth, extend_all
+from workers.engine.state.batch import Feed
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 from workers.engine.verifier import BlockVerifier, CoupledVerifier, RejectionVerifier, Verifier
 from workers.engine.verifier.noise import PhiloxNoise, Place
 from workers.engine.verifier.rules import choose

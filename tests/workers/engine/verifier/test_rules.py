@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from workers.engine import Request, SamplingParams, SpeculationConfig
-from workers.engine.batch import Feed
-from workers.engine.errors import InvalidConfig
+from workers.engine.api.errors import InvalidConfig
+from workers.engine.api.tree_shape import TreeShape
 from workers.engine.sampler import RowContext, distributions, sample
-from workers.engine.sequence import Sequence
-from workers.engine.speculators.drawing import DraftNoise
-from workers.engine.speculators.growth import TreeGrowth, extend_all
-from workers.engine.tree import DraftTree
-from workers.engine.tree_shape import TreeShape
+from workers.engine.speculators.shared.drawing import DraftNoise
+from workers.engine.speculators.shared.growth import TreeGrowth, extend_all
+from workers.engine.state.batch import Feed
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 from workers.engine.verifier import BlockVerifier, TypicalVerifier, make_verifier
 from workers.engine.verifier.noise import Place
 from workers.engine.verifier.rules import NONE, choose, is_typical, try_siblings

@@ -14,12 +14,12 @@ from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests
 from tests.workers.engine.test_statistics import reconcile
 from tests.workers.engine.verifier.gtest import ALPHA, p_value
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
-from workers.engine.batch import Batch, Feed
-from workers.engine.kv_cache import KVCache
 from workers.engine.sampler import RowContext, distributions
-from workers.engine.sequence import Sequence
 from workers.engine.speculators.fixed import FixedSpeculator
-from workers.engine.tree import DraftTree
+from workers.engine.state.batch import Batch, Feed
+from workers.engine.state.kv_cache import KVCache
+from workers.engine.state.sequence import Sequence
+from workers.engine.state.tree import DraftTree
 
 DRAFT = "scripted:seed=3,order=1,eos_every=40,sharpness=1.0"
 WORLD = "scripted:seed=3,order=2,eos_every=40,sharpness=1.0"

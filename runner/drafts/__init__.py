@@ -1,0 +1,1 @@
+"""Measuring and calibrating drafts on the user's own prompts."""

@@ -1,0 +1,1 @@
+"""Submitting, running, following and exporting jobs."""

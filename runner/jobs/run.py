@@ -1,0 +1,71 @@
+"""What `nightdraft run` does around the run itself: submit, interrupt, export, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runner.errors import ExitCode
+from runner.jobs.export import export_path, export_to
+from runner.jobs.interrupts import Interrupts
+from runner.jobs.local import STORE_PATIENCE, LocalOutcome, LocalRun
+from runner.jobs.submit import submit_job
+from runner.output.console import note
+from runner.output.jobs import show_run
+from runner.output.logs import logging_to_stderr
+from runner.output.progress import make_display
+from runner.output.summary import exit_code_of, summary_of
+from runner.paths import output_file, require_folder, require_no_input
+from runner.spec.parse import JobSpec
+from runner.stores import open_store
+from storage.files.export import require_replaceable
+from storage.records import Job, JobState
+from storage.store.store import Store
+
+
+def run_command(
+    spec: JobSpec, store_value: str, *, new: bool, out: str | None, force: bool, as_json: bool, verbose: bool
+) -> ExitCode:
+    """Run a job to its end in this process, and show what became of it. Returns the exit code."""
+    if out is not None:
+        _require_output(export_path(out, str(spec.name)), spec)
+    with open_store(store_value, patience=STORE_PATIENCE) as store:
+        submission = submit_job(store, spec, new=new, models_here=True)
+        if out is not None:
+            require_replaceable(Path(export_path(out, submission.job.name)).expanduser(), submission.job, force=force)
+        if submission.resumed and submission.job.state.terminal:
+            note(
+                f"job {submission.job.name} is {submission.job.state} already, nothing is generated; --new starts anew"
+            )
+        with Interrupts(note) as interrupts, logging_to_stderr(verbose=verbose):
+            outcome = _run(store, submission.job, interrupts)
+        summary = summary_of(store, outcome.job)
+        show_run(summary, store.error_groups(outcome.job.id), outcome.tokens_per_second, as_json=as_json)
+        if summary.draft_warning is not None and outcome.tokens_per_second is not None:
+            note(f"warning: {summary.draft_warning}")
+        if out is not None:
+            _export(store, outcome.job, export_path(out, outcome.job.name), force=force)
+        if not outcome.job.state.terminal:
+            note("interrupted: finished rows are recorded; the same command goes on from here")
+        elif summary.num_errors:
+            note(f"failed rows: nightdraft errors {outcome.job.name}")
+        return exit_code_of(outcome.job, summary.num_errors)
+
+
+def _require_output(out: str, spec: JobSpec) -> None:
+    """Raise `UsageError` for an --out that would fail after the run."""
+    path = output_file(out)
+    require_no_input(path, spec.input.paths)
+    require_folder(path)
+
+
+def _run(store: Store, job: Job, interrupts: Interrupts) -> LocalOutcome:
+    with make_display() as display:
+        return LocalRun(store, job, interrupts.stop).run(display)
+
+
+def _export(store: Store, job: Job, path: str, *, force: bool) -> None:
+    if job.state is not JobState.COMPLETED:
+        note(f"not exported, since the job is {job.state}; see: nightdraft export {job.name} --partial --out {path}")
+        return
+    export_to(store, job, path, token_ids=bool(job.spec.get("keep_token_ids")), force=force)
+    note(f"results: {path}")

@@ -1,0 +1,69 @@
+"""Following a job that others work on."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from runner.errors import ExitCode
+from runner.output.console import note
+from runner.output.jobs import nobody_works, show_job
+from runner.output.progress import Follower, JsonDisplay, make_display
+from runner.output.summary import JobSummary, exit_code_of, summary_of
+from storage.records import ChunkState
+
+if TYPE_CHECKING:
+    from storage.store.store import Store
+
+DRAIN_SECONDS = 10.0
+"""How long the counts of a job that was ended are followed while workers record what they finished of it."""
+
+
+def watch_job(store: Store, job_id: str, *, as_json: bool) -> ExitCode:
+    """Show a job's progress until it is terminal; returns its exit code (interrupted: the job itself goes on)."""
+
+    def read() -> JobSummary:
+        return summary_of(store, store.get_job(job_id))
+
+    first = read()
+    if first.interrupted:
+        note(f"interrupted: {nobody_works(first.name)}")
+    elif not first.state.terminal and store.activity(job_id).nobody:
+        note("no worker is alive on this store: start `nightdraft worker` and `nightdraft scheduler`")
+    try:
+        with JsonDisplay() if as_json else make_display() as display:
+            follower, emitted = Follower(read, display), _Emitted(store, job_id)
+            give_up = math.inf
+            while True:
+                summary, pause = follower.refresh(tokens=emitted.read())
+                if summary.state.terminal:
+                    give_up = min(give_up, time.monotonic() + DRAIN_SECONDS)
+                    if not summary.chunks.get(ChunkState.RUNNING) or time.monotonic() >= give_up:
+                        break
+                time.sleep(pause)
+    except KeyboardInterrupt:
+        note("no longer watching; the job goes on")
+        return ExitCode.INTERRUPTED
+    if not as_json:
+        show_job(summary, store.error_groups(job_id), as_json=False)
+    return exit_code_of(store.get_job(job_id), summary.num_errors)
+
+
+class _Emitted:
+    """Tokens that workers have emitted for a job since this began, those of unfinished rows among them."""
+
+    def __init__(self, store: Store, job_id: str) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._total: int | None = None
+        self._counts: dict[str, int] = {}
+
+    def read(self) -> int | None:
+        """None as long as no worker has told of any."""
+        for sample in self._store.latest_engine_samples():
+            before = self._counts.get(sample.worker_id, sample.num_output_tokens)
+            self._counts[sample.worker_id] = sample.num_output_tokens
+            if sample.job_id == self._job_id:
+                self._total = (self._total or 0) + max(0, sample.num_output_tokens - before)
+        return self._total

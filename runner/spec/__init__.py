@@ -1,0 +1,1 @@
+"""From flags and a job file to one job spec."""

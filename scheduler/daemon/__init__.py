@@ -1,0 +1,1 @@
+"""The scheduler process: dispatching chunks, reaping lost ones, ending jobs."""

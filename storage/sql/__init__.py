@@ -1,0 +1,1 @@
+"""The database: connections, sessions, schema, views, encoding."""

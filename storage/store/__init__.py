@@ -1,0 +1,1 @@
+"""The store: every statement that other packages may make, by subject."""

@@ -1,0 +1,254 @@
+"""Recording results: fenced, in bulk, each (row, sample) once."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+
+from storage.errors import InvalidResult
+from storage.records import Acceptance, Chunk, Result, RowStatus
+from storage.sql.encoding import dumps, integers, is_storable, storable, to_bytes
+from storage.sql.tables import SAME_RESULT, acceptance, chunks, results
+from storage.store.chunks import due_again, require_lease
+
+Key = tuple[int, int]
+"""(row_index, sample)"""
+
+_PLAIN = ("num_prompt_tokens", "num_output_tokens", "method", "temperature")
+_TIMES = (
+    "queue_seconds", "first_token_seconds", "total_seconds", "draft_seconds", "verify_seconds", "num_preemptions",
+)  # fmt: skip
+_RESULT_COLUMNS = (
+    "job_id", "row_index", "sample", "epoch", "recorded_at", "status", "output_text", "output_bytes",
+    "output_token_ids", "finish_reason", "stop_reason", "error_code", "error_message", "row_id", "carried",
+    *_PLAIN, "seed", "logprobs", *_TIMES,
+)  # fmt: skip
+_ACCEPTANCE_COUNTS = (
+    "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_trimmed_draft_tokens", "num_output_tokens",
+)  # fmt: skip
+_ACCEPTANCE_ARRAYS = ("acceptance_histogram", "reached_per_position", "accepted_per_position")
+_ACCEPTANCE_COLUMNS = ("job_id", "row_index", "sample", *_ACCEPTANCE_COUNTS, *_ACCEPTANCE_ARRAYS)
+
+_plain = attrgetter(*_PLAIN)
+_times = attrgetter(*_TIMES)
+_counts = attrgetter(*_ACCEPTANCE_COUNTS)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a batch adds to its chunk's counters."""
+
+    num_ok: int = 0
+    num_errors: int = 0
+    num_output_tokens: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    engine_microseconds: int = 0
+
+    def add(self, result: Any, stats: Any | None, sign: int = 1) -> None:
+        """Add (or with sign -1 take away) one record; `stats` has the acceptance counts, if there are any."""
+        seconds = (result.draft_seconds or 0.0) + (result.verify_seconds or 0.0)
+        self.engine_microseconds += sign * round(seconds * 1e6)
+        if result.status is RowStatus.OK:
+            self.num_ok += sign
+        else:
+            self.num_errors += sign
+        self.num_output_tokens += sign * (result.num_output_tokens or 0)
+        if stats is not None:
+            self.num_spec_steps += sign * stats.num_spec_steps
+            self.num_draft_tokens += sign * stats.num_draft_tokens
+            self.num_accepted_draft_tokens += sign * stats.num_accepted_draft_tokens
+
+
+class AlreadyRecorded(Exception):
+    """A record of the batch is there already; `write_unrecorded` sorts it out."""
+
+
+def write_all(connection: sa.Connection, chunk_id: int, epoch: int, batch: Sequence[Result]) -> int:
+    """Insert a batch of which nothing is recorded yet: the usual case, with no look-up at all.
+
+    Raises `LeaseLost`, `InvalidResult` and `AlreadyRecorded`; nothing of the transaction may be kept then.
+    """
+    row = _lease(connection, chunk_id, epoch, batch)
+    _insert(connection, row.job_id, epoch, batch)
+    _count_in(connection, chunk_id, batch)
+    return len(batch)
+
+
+def write_unrecorded(connection: sa.Connection, chunk_id: int, epoch: int, batch: Sequence[Result]) -> int:
+    """Insert what is not recorded yet, replacing errors by successes and errors of before a retry; how many.
+
+    A chunk's rows are written by none but the holder of its lock, so what is read here stays true until the commit.
+    """
+    row = _lease(connection, chunk_id, epoch, batch)
+    new = {(result.row_index, result.sample): result for result in reversed(batch)}
+    replaced: list[Any] = []
+    for old in _recorded_between(connection, row.job_id, min(new)[0], max(new)[0]):
+        result = new.get((old.row_index, old.sample))
+        if result is None:
+            continue
+        newer = result.status is RowStatus.OK or old.epoch < row.retry_epoch
+        if old.status is RowStatus.ERROR and newer:
+            replaced.append(old)
+        else:
+            del new[old.row_index, old.sample]
+    _delete(connection, row.job_id, replaced)
+    _insert(connection, row.job_id, epoch, list(new.values()))
+    _count_in(connection, chunk_id, new.values(), replaced)
+    return len(new)
+
+
+def recorded(connection: sa.Connection, chunk: Chunk) -> set[Key]:
+    """The (row_index, sample) of a chunk that are finished: errors that are due again are not."""
+    retry_epoch = connection.execute(sa.select(chunks.c.retry_epoch).where(chunks.c.id == chunk.id)).scalar()
+    query = sa.select(results.c.row_index, results.c.sample).where(
+        results.c.job_id == chunk.job_id,
+        results.c.row_index >= chunk.start_row,
+        results.c.row_index < chunk.start_row + chunk.num_rows,
+    )
+    if retry_epoch:
+        query = query.where(sa.not_(due_again(retry_epoch)))
+    return {(row.row_index, row.sample) for row in connection.execute(query)}
+
+
+def _lease(connection: sa.Connection, chunk_id: int, epoch: int, batch: Iterable[Result]) -> Any:
+    row = require_lease(connection, chunk_id, epoch)
+    end = row.start_row + row.num_rows
+    for result in batch:
+        if not (row.start_row <= result.row_index < end and 0 <= result.sample < row.num_samples):
+            raise ValueError(
+                f"(row {result.row_index}, sample {result.sample}) is not in chunk {chunk_id} of job {row.job_id}:"
+                f" rows {row.start_row} to {end - 1}, {row.num_samples} samples each"
+            )
+    return row
+
+
+def _recorded_between(connection: sa.Connection, job_id: str, first: int, last: int) -> Iterable[Any]:
+    query = (
+        sa.select(
+            results.c.row_index,
+            results.c.sample,
+            results.c.status,
+            results.c.epoch,
+            results.c.num_output_tokens,
+            results.c.draft_seconds,
+            results.c.verify_seconds,
+            *(sa.func.coalesce(acceptance.c[name], 0).label(name) for name in _ACCEPTANCE_COUNTS[:3]),
+        )
+        .outerjoin(acceptance, SAME_RESULT)
+        .where(results.c.job_id == job_id, results.c.row_index.between(first, last))
+    )
+    return connection.execute(query)
+
+
+def _delete(connection: sa.Connection, job_id: str, rows: Sequence[Any]) -> None:
+    if not rows:
+        return
+    statement = sa.delete(results).where(
+        results.c.job_id == sa.bindparam("job"),
+        results.c.row_index == sa.bindparam("row"),
+        results.c.sample == sa.bindparam("of"),
+    )
+    connection.execute(statement, [{"job": job_id, "row": row.row_index, "of": row.sample} for row in rows])
+
+
+def _count_in(connection: sa.Connection, chunk_id: int, new: Iterable[Result], replaced: Iterable[Any] = ()) -> None:
+    counts = Counts()
+    for result in new:
+        counts.add(result, result.acceptance)
+    for old in replaced:
+        counts.add(old, old, sign=-1)
+    values = {name: chunks.c[name] + getattr(counts, name) for name in Counts.__slots__}
+    connection.execute(sa.update(chunks).where(chunks.c.id == chunk_id).values(values))
+
+
+def _insert(connection: sa.Connection, job_id: str, epoch: int, batch: Sequence[Result]) -> None:
+    now: Any = datetime.now(UTC)
+    if connection.dialect.name == "sqlite":
+        now = now.strftime("%Y-%m-%d %H:%M:%S.%f")
+    rows = [_result_values(job_id, epoch, now, result) for result in batch]
+    statistics = [
+        _acceptance_values(job_id, result.row_index, result.sample, result.acceptance)
+        for result in batch
+        if result.acceptance is not None
+    ]
+    try:
+        _insert_rows(connection, "results", _RESULT_COLUMNS, rows)
+        _insert_rows(connection, "acceptance", _ACCEPTANCE_COLUMNS, statistics)
+    except (DataError, IntegrityError, psycopg.DataError, psycopg.IntegrityError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if _is_duplicate(cause):
+            raise AlreadyRecorded from error
+        raise InvalidResult(f"the database refuses a result of job {job_id}: {cause}") from error
+
+
+def _is_duplicate(cause: object) -> bool:
+    if isinstance(cause, sqlite3.IntegrityError):
+        return cause.sqlite_errorcode in (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
+    return isinstance(cause, psycopg.errors.UniqueViolation)
+
+
+def _insert_rows(
+    connection: sa.Connection, table: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    if not rows:
+        return
+    names = ", ".join(columns)
+    if connection.dialect.name == "sqlite":
+        marks = ", ".join("?" * len(columns))
+        connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(rows))
+        return
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    with driver.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def _result_values(job_id: str, epoch: int, now: Any, result: Result) -> tuple[Any, ...]:
+    text = result.output_text
+    kept = None
+    if text is not None and not is_storable(text):
+        kept, text = to_bytes(text), storable(text)
+    return (
+        job_id,
+        result.row_index,
+        result.sample,
+        epoch,
+        now,
+        result.status.value,
+        text,
+        kept,
+        None if result.output_token_ids is None else dumps(result.output_token_ids),
+        result.finish_reason,
+        None if result.stop_reason is None else storable(result.stop_reason),
+        result.error_code,
+        None if result.error_message is None else storable(result.error_message),
+        None if result.row_id is None else storable(result.row_id),
+        dumps(result.carried) if result.carried else "{}",
+        *_plain(result),
+        None if result.seed is None else str(result.seed),
+        None if result.logprobs is None else dumps(result.logprobs),
+        *_times(result),
+    )
+
+
+def _acceptance_values(job_id: str, row_index: int, sample: int, stats: Acceptance) -> tuple[Any, ...]:
+    return (
+        job_id,
+        row_index,
+        sample,
+        *_counts(stats),
+        integers(stats.acceptance_histogram),
+        integers(stats.reached_per_position),
+        integers(stats.accepted_per_position),
+    )

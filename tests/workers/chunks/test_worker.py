@@ -1,0 +1,176 @@
+"""A worker between messages and chunks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from scheduler.lifecycle import resume
+from storage.records import ChunkMessage, ChunkState, Job, JobState
+from storage.store.store import Store
+from tests.workers.fakes import Script
+from tests.workers.jobs import make_job, results, texts
+from workers.chunks.chunk import ChunkStatus
+from workers.chunks.worker import Draining, Worker
+from workers.hosting.interface import without_remote_code
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def worker(store: Store, script: Script) -> Iterator[Worker]:
+    with Worker(store, factory=script.factory) as worker:
+        yield worker
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen within 30 s")
+
+
+def message(store: Store, job: Job, place: int = 0) -> ChunkMessage:
+    chunk = store.list_chunks(job.id)[place]
+    return ChunkMessage(job.id, chunk.id, chunk.epoch)
+
+
+def test_a_message_is_processed_once_however_often_it_comes(worker: Worker, store: Store, tmp_path: Path) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one"]})
+    hint = message(store, job)
+    outcomes = [worker.process(hint) for _ in range(3)]
+    assert [outcome and outcome.status for outcome in outcomes] == [ChunkStatus.DONE, None, None]
+    assert texts(store, job) == {0: "ONE"}
+
+
+def test_a_stale_message_and_one_of_a_job_that_is_gone_do_nothing(worker: Worker, store: Store, tmp_path: Path) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one"]})
+    hint = message(store, job)
+    assert worker.process(ChunkMessage(job.id, hint.chunk_id, hint.epoch + 1)) is None
+    assert worker.process(ChunkMessage("gone", hint.chunk_id, hint.epoch)) is None
+    assert results(store, job) == {}
+
+
+def test_the_next_chunk_of_a_job_can_be_asked_for_without_a_message(
+    worker: Worker, store: Store, tmp_path: Path
+) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one", "two"]}, chunk_rows=1)
+    outcomes = [worker.process_next(job) for _ in range(3)]
+    assert [outcome and outcome.status for outcome in outcomes] == [ChunkStatus.DONE, ChunkStatus.DONE, None]
+    assert texts(store, job) == {0: "ONE", 1: "TWO"}
+
+
+def test_a_worker_that_stops_takes_nothing(worker: Worker, store: Store, tmp_path: Path) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one"]})
+    worker.stop.set()
+    with pytest.raises(Draining):
+        worker.process(message(store, job))
+    assert store.list_chunks(job.id)[0].epoch == 0
+
+
+def lose_a_worker(store: Store, job: Job) -> None:
+    """A worker dies over the job's first chunk; with max_attempts 1 that brings it under suspicion."""
+    chunk = store.claim_next("killed", 60.0, job.id)
+    assert chunk is not None
+    store.heartbeat(chunk.id, chunk.epoch, 0.0)
+    store.reap(job_id=job.id)
+
+
+def test_a_chunk_under_suspicion_runs_alone_and_waits_without_a_lease(
+    worker: Worker, store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
+) -> None:
+    busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=0.6)
+    suspect = make_job(store, tmp_path, {"prompt": ["one"]}, name="suspect", max_attempts=1)
+    lose_a_worker(store, suspect)
+    beside = pool.submit(worker.process_next, busy)
+    wait_until(lambda: len(script.requests) == 1)
+    waiting = pool.submit(worker.process_next, suspect)
+    wait_until(lambda: store.list_chunks(suspect.id)[0].epoch == 4)
+    assert store.list_chunks(suspect.id)[0].state is ChunkState.PENDING
+    assert not waiting.done()
+    store.cancel_job(busy.id)
+    assert beside.result() is not None
+    outcome = waiting.result()
+    assert outcome is not None
+    assert outcome.status is ChunkStatus.DONE
+
+
+def test_a_suspect_that_somebody_else_took_meanwhile_is_left_to_them(
+    worker: Worker, store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
+) -> None:
+    busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=0.6)
+    suspect = make_job(store, tmp_path, {"prompt": ["one"]}, name="suspect", max_attempts=1)
+    lose_a_worker(store, suspect)
+    beside = pool.submit(worker.process_next, busy)
+    wait_until(lambda: len(script.requests) == 1)
+    waiting = pool.submit(worker.process_next, suspect)
+    wait_until(lambda: store.list_chunks(suspect.id)[0].epoch == 4)
+    assert store.claim_next("another", 30.0, suspect.id) is not None
+    store.cancel_job(busy.id)
+    outcome = waiting.result()
+    assert outcome is not None
+    assert outcome.status is ChunkStatus.LOST
+    beside.result()
+
+
+def test_a_job_whose_engine_cannot_be_loaded_ends_unless_others_work_on_it(
+    worker: Worker, store: Store, tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.chunks.worker.LOAD_PAUSE", 0.0)
+    script.load_error = RuntimeError("out of\nmemory")
+    job = make_job(store, tmp_path, {"prompt": ["one", "two"]}, chunk_rows=1)
+    other = store.claim_next("another", 60.0, job.id)
+    assert other is not None
+    for _ in range(4):
+        outcome = worker.process(message(store, job, 1))
+        assert outcome is not None
+        assert outcome.status is ChunkStatus.NOT_LOADED
+    chunk = store.list_chunks(job.id)[1]
+    assert (chunk.state, chunk.attempts) == (ChunkState.PENDING, 0)
+    assert store.get_job(job.id).state is JobState.IN_PROGRESS
+    store.release(other.id, other.epoch)
+    worker.process(message(store, job))
+    failed = store.get_job(job.id)
+    assert (failed.state, failed.error_code) == (JobState.FAILED, "load_failed")
+    assert "RuntimeError: out of memory, 5 times in a row" in str(failed.error_message)
+
+
+def test_a_worker_reports_itself_and_signs_off(store: Store, script: Script) -> None:
+    with Worker(store, factory=script.factory) as worker:
+        wait_until(lambda: bool(store.list_workers()))
+        (info,) = store.list_workers()
+        assert (info.worker_id, info.pid) == (worker.id, os.getpid())
+    assert store.list_workers() == []
+
+
+def test_code_that_comes_with_a_model_runs_only_where_the_owner_of_the_machine_allows_it(
+    store: Store, script: Script, tmp_path: Path
+) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one"]}, engine={"target": "fake", "trust_remote_code": True})
+    with Worker(store, factory=without_remote_code(script.factory)) as worker:
+        outcome = worker.process(message(store, job))
+    assert outcome is not None
+    assert outcome.status is ChunkStatus.JOB_FAILED
+    failed = store.get_job(job.id)
+    assert (failed.state, failed.error_code) == (JobState.FAILED, "remote_code_refused")
+    assert "--allow-remote-code" in (failed.error_message or "")
+    assert script.loaded == []
+    resume(store, job.id)
+    with Worker(store, factory=script.factory) as worker:
+        worker.process(message(store, job))
+    assert texts(store, job) == {0: "ONE"}

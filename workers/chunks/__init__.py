@@ -1,0 +1,1 @@
+"""A chunk from claim to done: lease, generation, records."""

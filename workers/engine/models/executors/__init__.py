@@ -1,0 +1,1 @@
+"""What runs a forward pass of the target."""

@@ -1,0 +1,1 @@
+"""Linear and expert layers whose rows do not depend on each other, and their precision."""

@@ -1,0 +1,1 @@
+"""From a model directory, hub id or GGUF file to an executor: sources, checks, weights."""

@@ -1,0 +1,1 @@
+"""EAGLE, EAGLE-2 and EAGLE-3."""

@@ -1,0 +1,1 @@
+"""Drafts looked up in earlier text: n-gram and suffix."""

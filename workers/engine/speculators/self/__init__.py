@@ -1,0 +1,1 @@
+"""Self-speculation: the target drafts for itself with layers left out."""

@@ -1,0 +1,1 @@
+"""A request's live state, the KV cache, and the rows of a step."""

@@ -1,0 +1,137 @@
+"""The Celery application of the workers, and the function behind `nightdraft worker`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+from celery.platforms import SecurityWarning
+from celery.signals import after_setup_logger, after_setup_task_logger, worker_shutting_down
+
+from storage.redaction import redact_logs, redacted
+from storage.store.store import Store
+from storage.wire import broker_settings
+from workers.chunks.worker import Worker
+from workers.hosting.interface import EngineFactory, real_engine, without_remote_code
+from workers.queue.messages import HintConsumer, harden_transports
+from workers.queue.redis_window import mend_window
+from workers.queue.tasks import register
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CONCURRENCY = 3
+"""Chunks at a time: while one runs out of rows the others keep the running batch full."""
+
+STORE_PATIENCE = 5.0
+"""Seconds that one call waits for a store that is down: less than `STOP_SECONDS`, so that a signal is heard in time.
+Between such calls the chunks see to it themselves that a store may be away for longer (`storage.retry`)."""
+
+STOP_SECONDS = 8.0
+"""After SIGTERM a worker that is not through by then ends at once; leases and messages come back by themselves."""
+
+
+def create_app(broker_url: str, overrides: Mapping[str, Any] | None = None) -> Celery:
+    """The worker's Celery app: delivery as agreed on the wire, threads pool, nothing that talks to other workers.
+
+    `overrides` are Celery settings put over these, for tests. Raises `storage.wire.UnsupportedBroker`.
+    """
+    mend_window()
+    harden_transports()
+    app = Celery("nightdraft", set_as_current=False)
+    app.conf.update(broker_settings(broker_url))
+    app.conf.update(
+        worker_pool="threads",
+        # The store knows which workers live; remote control would add queues whose reconnect is known to stall.
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_redirect_stdouts=False,
+        worker_consumer=f"{HintConsumer.__module__}:{HintConsumer.__name__}",
+        # After a reconnect the claims of running chunks make redelivered messages harmless, so take new ones at once.
+        worker_enable_prefetch_count_reduction=False,
+    )
+    app.conf.update(overrides or {})
+    return app
+
+
+def run_worker(
+    broker_url: str,
+    store: Store,
+    concurrency: int = DEFAULT_CONCURRENCY,
+    *,
+    allow_remote_code: bool = False,
+    loglevel: str = "INFO",
+    factory: EngineFactory = real_engine,
+    overrides: Mapping[str, Any] | None = None,
+) -> int:
+    """Process chunks of a store (opened with `STORE_PATIENCE`) until SIGTERM or SIGINT; returns the exit code.
+
+    On a signal it takes no more chunks, records what finished, releases its leases and returns within `STOP_SECONDS`;
+    past that it ends the process. Call it from the main thread.
+
+    allow_remote_code: jobs that ask for it may run code that comes with their model; otherwise they fail here.
+    """
+    app = create_app(broker_url, overrides)
+    if not allow_remote_code:
+        factory = without_remote_code(factory)
+    with Worker(store, factory=factory) as worker:
+        register(app, worker)
+        drain = _Drain(worker)
+        worker_shutting_down.connect(drain)
+        for logging_is_set_up in (after_setup_logger, after_setup_task_logger):
+            logging_is_set_up.connect(_redact)
+        try:
+            with warnings.catch_warnings():
+                # Meant for workers that accept pickle; this one takes JSON only, and has no --uid, which it advises.
+                warnings.simplefilter("ignore", SecurityWarning)
+                controller = _controller(app, concurrency, loglevel)
+            logger.info("worker %s: broker %s, %d chunks at a time", worker.id, redacted(broker_url), concurrency)
+            controller.start()
+            return int(controller.exitcode or 0)
+        finally:
+            worker_shutting_down.disconnect(drain)
+
+
+def _controller(app: Celery, concurrency: int, loglevel: str) -> Any:
+    return app.Worker(
+        pool="threads",
+        concurrency=concurrency,
+        hostname=f"nightdraft-{os.getpid()}@{socket.gethostname()}",
+        queues=[app.conf.task_default_queue],
+        loglevel=loglevel,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        quiet=True,
+    )
+
+
+def _redact(logger: logging.Logger, **signal: Any) -> None:
+    redact_logs(logger.handlers)
+
+
+class _Drain:
+    """Receiver of Celery's shutdown signal: tells the chunks to let go, and sees to it that the process ends."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __call__(self, **signal: Any) -> None:
+        # This runs inside a signal handler: everything else is left to a thread.
+        self._worker.stop.set()
+        threading.Thread(target=self._see_to_it, name="drain", daemon=True).start()
+
+    def _see_to_it(self) -> None:
+        logger.info("worker %s takes no more chunks and lets go of those in hand", self._worker.id)
+        time.sleep(STOP_SECONDS)
+        # What keeps it is an engine that loads, or a long step; with no chunk in hand nothing is lost.
+        held = self._worker.busy
+        logger.warning("worker %s ends after %g s with %d chunks in hand", self._worker.id, STOP_SECONDS, held)
+        logging.shutdown()
+        os._exit(1 if held else 0)
