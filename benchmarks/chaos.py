@@ -169,15 +169,15 @@ class _Deployment:
     def check(self, store: Store, expected: list[str] | None) -> None:
         """Count what became of every row, from the records themselves."""
         for job in self.jobs:
-            job = store.get_job(job.id)
+            job = store.jobs.get(job.id)
             if job.state != "completed":
                 self.report.interventions.append(f"{job.name} is {job.state}: {job.error_message}")
-            found = list(store.iter_results(job.id))
+            found = list(store.results.iterate(job.id))
             texts = {result.row_index: result.output_text for result in found}
             self.report.rows += job.num_rows
             self.report.duplicates += len(found) - len(texts)
             self.report.missing += job.num_rows - len(texts)
-            counted = store.progress(job.id).num_ok
+            counted = store.jobs.progress(job.id).num_ok
             self.report.wrong += abs(counted - len(found))
             self.report.wrong += sum(result.error_code is not None for result in found)
             if expected is not None:
@@ -265,7 +265,7 @@ class _Services(_Deployment):
         self.workers.append(self._start_worker(place))
 
     def _is_busy(self, worker: subprocess.Popen[bytes]) -> bool:
-        running = [chunk for job in self.jobs for chunk in self.store.list_chunks(job.id, (ChunkState.RUNNING,))]
+        running = [chunk for job in self.jobs for chunk in self.store.chunks.of_job(job.id, (ChunkState.RUNNING,))]
         return any(f"-{worker.pid}-" in str(chunk.worker_id) for chunk in running)
 
     def _kill_scheduler(self) -> None:
@@ -332,7 +332,7 @@ class _Services(_Deployment):
             process.send_signal(signal.SIGCONT)
 
     def _ended(self, job: Job) -> bool:
-        return patiently(lambda: self.store.get_job(job.id), lambda: False).state.terminal
+        return patiently(lambda: self.store.jobs.get(job.id), lambda: False).state.terminal
 
     def _submit(self, prompts: list[str], name: str, target: str) -> Job:
         path = self.folder / "prompts.parquet"
@@ -353,11 +353,11 @@ class _Services(_Deployment):
 
     def _undisturbed(self, job: Job) -> list[str]:
         hosts = EngineHosts(engine_for)
-        while (chunk := self.store.claim_next("calm", 60.0, job.id)) is not None:
+        while (chunk := self.store.chunks.claim_next("calm", 60.0, job.id)) is not None:
             process_chunk(self.store, hosts, job, chunk, worker_id="calm", stop=threading.Event())
         hosts.close()
-        self.store.finalize_if_done(job.id)
-        return [str(result.output_text) for result in self.store.iter_results(job.id)]
+        self.store.jobs.finalize_if_done(job.id)
+        return [str(result.output_text) for result in self.store.results.iterate(job.id)]
 
     def _start_worker(self, freeze: str | None = None) -> subprocess.Popen[bytes]:
         script = str(ROOT / "tests/system/worker_process.py")
@@ -446,7 +446,7 @@ class _Local(_Deployment):
                 process.kill()
                 self.report.interventions.append(f"a run ended with {process.poll()}: {self.log_of_last_exit()}")
             break
-        self.jobs.append(self.store.get_job(name))
+        self.jobs.append(self.store.jobs.get(name))
 
     def _disturb(self, process: subprocess.Popen[bytes], name: str, *, kill: bool) -> bool:
         """Freeze it or fill its disk while it works, then kill it; False when it was left alone, or was faster."""
@@ -483,6 +483,6 @@ class _Local(_Deployment):
 
     def _recorded(self, name: str) -> int:
         with suppress(StoreUnavailable):
-            job = self.store.find_job(name)
-            return 0 if job is None else self.store.progress(job.id).num_ok
+            job = self.store.jobs.find(name)
+            return 0 if job is None else self.store.jobs.progress(job.id).num_ok
         return 0

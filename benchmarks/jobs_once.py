@@ -81,7 +81,7 @@ async def _dispatch(store: Store, job: Job) -> dict[str, Any]:
     started = time.perf_counter()
     async with anyio.create_task_group() as group:
         group.start_soon(Scheduler(store, broker, window=100_000, poll_seconds=0.05).serve)
-        while store.pending_chunks(job.id, 1):
+        while store.chunks.pending(job.id, 1):
             await anyio.sleep(0.05)
         group.cancel_scope.cancel()
     return {"messages": len(broker.messages), "seconds": time.perf_counter() - started}
@@ -96,8 +96,8 @@ def _run(store: Store, job: Job) -> dict[str, Any]:
     with JsonDisplay() as display:
         LocalRun(store, job, threading.Event()).run(display)
     seconds = time.perf_counter() - started
-    progress = store.progress(job.id)
-    return {"seconds": seconds, "model_seconds": model[0], "ok": progress.num_ok, "state": store.get_job(job.id).state}
+    progress = store.jobs.progress(job.id)
+    return {"seconds": seconds, "model_seconds": model[0], "ok": progress.num_ok, "state": store.jobs.get(job.id).state}
 
 
 def _timed_model() -> list[float]:

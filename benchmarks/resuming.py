@@ -99,13 +99,13 @@ class _Job:
         if self.start().wait():
             raise RuntimeError(self.log.read_text())
         with Store.open(self.store) as store:
-            job = store.get_job(self.name)
-            return {(r.row_index, r.sample): tuple(r.output_token_ids or ()) for r in store.iter_results(job.id)}
+            job = store.jobs.get(self.name)
+            return {(r.row_index, r.sample): tuple(r.output_token_ids or ()) for r in store.results.iterate(job.id)}
 
     def recorded(self) -> int:
         with Store.open(self.store) as store:
-            job = store.find_job(self.name)
-            return store.progress(job.id).num_ok if job is not None else 0
+            job = store.jobs.find(self.name)
+            return store.jobs.progress(job.id).num_ok if job is not None else 0
 
 
 def _killed_and_resumed(job: _Job) -> Resumed:

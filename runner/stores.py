@@ -68,4 +68,4 @@ def existing_store(value: str) -> Iterator[Store]:
 def alive_workers(store: Store) -> list[WorkerInfo]:
     """Workers seen lately, in worker processes and in-process runs alike."""
     since = datetime.now(UTC) - timedelta(seconds=ALIVE_SECONDS)
-    return [worker for worker in store.list_workers() if worker.last_seen >= since]
+    return [worker for worker in store.telemetry.workers() if worker.last_seen >= since]

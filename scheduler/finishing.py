@@ -17,9 +17,9 @@ def finish_if_done(store: Store, job: Job) -> Job:
 
     The daemon and the in-process run both call this now and then.
     """
-    if not stop_if_hopeless(store, job) and store.is_settled(job.id):
-        store.finalize_if_done(job.id)
-    return store.get_job(job.id)
+    if not stop_if_hopeless(store, job) and store.jobs.is_settled(job.id):
+        store.jobs.finalize_if_done(job.id)
+    return store.jobs.get(job.id)
 
 
 def stop_if_hopeless(store: Store, job: Job) -> bool:
@@ -30,7 +30,7 @@ def stop_if_hopeless(store: Store, job: Job) -> bool:
     limit = job.spec.get("max_error_rate")
     if limit is None:
         return False
-    done = store.done_counts(job.id)
+    done = store.jobs.done_counts(job.id)
     recorded = done.num_ok + done.num_errors
     if recorded < min(MIN_RESULTS, job.num_rows * job.num_samples) or done.num_errors <= limit * recorded:
         return False
@@ -38,4 +38,4 @@ def stop_if_hopeless(store: Store, job: Job) -> bool:
         f"{done.num_errors} of the first {recorded} results are errors, more than max_error_rate {limit} allows;"
         f" `nightdraft errors {job.name} --group` shows which"
     )
-    return store.fail_job(job.id, TOO_MANY_ERRORS, message)
+    return store.jobs.fail(job.id, TOO_MANY_ERRORS, message)

@@ -9,7 +9,7 @@ from scheduler.finishing import TOO_MANY_ERRORS
 from storage.errors import InputNotFound, NotParquet
 from storage.files.parquet import read_metadata
 from storage.records import InputFile, Job, JobState
-from storage.store.chunks import CLAIMABLE
+from storage.store.states import CLAIMABLE
 from storage.store.store import Store
 
 STOPPED = (JobState.CANCELLED, JobState.FAILED, JobState.EXPIRED)
@@ -20,8 +20,8 @@ def cancel(store: Store, job_id: str) -> JobState:
 
     Cancelling twice is once. Raises `WrongState` for a job that ended otherwise.
     """
-    job = as_it_stands(store, store.get_job(job_id))
-    state = store.cancel_job(job.id)
+    job = as_it_stands(store, store.jobs.get(job_id))
+    state = store.jobs.cancel(job.id)
     if state not in (JobState.CANCELLING, JobState.CANCELLED):
         raise WrongState(f"job {job.name!r} is {state} already: there is nothing to cancel")
     return state
@@ -33,12 +33,12 @@ def resume(store: Store, job_id: str) -> int:
 
     Raises `InputChanged`, and `WrongState` for a job that is not stopped or that was stopped for its errors.
     """
-    job = as_it_stands(store, store.get_job(job_id))
+    job = as_it_stands(store, store.jobs.get(job_id))
     if job.state is JobState.CANCELLING:
         raise WrongState(_still_cancelling(store, job, "resume it"))
-    if job.state is JobState.IN_PROGRESS and store.activity(job.id).nobody:
+    if job.state is JobState.IN_PROGRESS and store.telemetry.activity(job.id).nobody:
         require_same_input(store, job)
-        return sum(store.progress(job.id).chunks.get(state, 0) for state in CLAIMABLE)
+        return sum(store.jobs.progress(job.id).chunks.get(state, 0) for state in CLAIMABLE)
     if job.state is JobState.COMPLETED:
         raise WrongState(f"job {job.name!r} is completed: nothing is left to resume")
     if job.state not in STOPPED:
@@ -49,7 +49,7 @@ def resume(store: Store, job_id: str) -> int:
             f" gone, `nightdraft retry {job.name} --failed` generates the failed rows anew and then the rest"
         )
     require_same_input(store, job)
-    return store.resume_job(job.id)
+    return store.jobs.resume(job.id)
 
 
 def retry(store: Store, job_id: str) -> int:
@@ -58,16 +58,16 @@ def retry(store: Store, job_id: str) -> int:
     A success replaces the error, never the reverse. Raises `InputChanged`, and `WrongState` while the job is being
     cancelled.
     """
-    job = as_it_stands(store, store.get_job(job_id))
+    job = as_it_stands(store, store.jobs.get(job_id))
     if job.state is JobState.CANCELLING:
         raise WrongState(_still_cancelling(store, job, "retry"))
     require_same_input(store, job)
-    return store.retry_failed(job.id)
+    return store.jobs.retry_failed(job.id)
 
 
 def require_same_input(store: Store, job: Job) -> None:
     """Raise `InputChanged`, with what was and what is, unless every input file is as it was at submission."""
-    differences = [difference for file in store.input_files(job.id) for difference in _differences(file)]
+    differences = [difference for file in store.jobs.files(job.id) for difference in _differences(file)]
     if differences:
         raise InputChanged(
             f"the input of job {job.name!r} has changed since it was submitted:",
@@ -85,7 +85,7 @@ def _differences(was: InputFile) -> list[Difference]:
 
 
 def _still_cancelling(store: Store, job: Job, then: str) -> str:
-    held = store.activity(job.id).num_chunks
+    held = store.telemetry.activity(job.id).num_chunks
     chunks = "1 chunk is" if held == 1 else f"{held} chunks are"
     return (
         f"job {job.name!r} is being cancelled, and {chunks} in the hands of workers: wait until it is cancelled (within"

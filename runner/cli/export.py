@@ -29,6 +29,6 @@ def export(
     from runner.stores import existing_store
 
     with existing_store(store) as opened:
-        found = opened.get_job(job)
+        found = opened.jobs.get(job)
         report = export_to(opened, found, out, partial=partial, token_ids=token_ids, force=force)
         show_export(report, as_json=as_json)

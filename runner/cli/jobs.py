@@ -25,10 +25,10 @@ def status(
 
     with existing_store(store) as opened:
         if job is not None:
-            found = opened.get_job(job)
-            show_job(summary_of(opened, found), opened.error_groups(found.id), as_json=as_json)
+            found = opened.jobs.get(job)
+            show_job(summary_of(opened, found), opened.results.error_groups(found.id), as_json=as_json)
             return
-        show_jobs([summary_of(opened, each) for each in opened.list_jobs(limit)], as_json=as_json)
+        show_jobs([summary_of(opened, each) for each in opened.jobs.newest(limit)], as_json=as_json)
 
 
 def watch(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
@@ -37,7 +37,7 @@ def watch(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> 
     from runner.stores import existing_store
 
     with existing_store(store) as opened:
-        raise typer.Exit(watch_job(opened, opened.get_job(job).id, as_json=as_json))
+        raise typer.Exit(watch_job(opened, opened.jobs.get(job).id, as_json=as_json))
 
 
 def cancel(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
@@ -47,7 +47,7 @@ def cancel(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) ->
     from scheduler import lifecycle
 
     with existing_store(store) as opened:
-        found = opened.get_job(job)
+        found = opened.jobs.get(job)
         state = lifecycle.cancel(opened, found.id)
         show_action(f"{found.name} is {state}", {"job": found.id, "name": found.name, "state": state}, as_json=as_json)
 
@@ -59,7 +59,7 @@ def resume(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) ->
     from scheduler import lifecycle
 
     with existing_store(store) as opened:
-        found = opened.get_job(job)
+        found = opened.jobs.get(job)
         chunks = lifecycle.resume(opened, found.id)
         show_reopened(found, chunks, "", "no unfinished chunks", as_json=as_json)
 
@@ -78,7 +78,7 @@ def retry(
     if not failed:
         raise UsageError("say what is tried again: nightdraft retry JOB --failed")
     with existing_store(store) as opened:
-        found = opened.get_job(job)
+        found = opened.jobs.get(job)
         chunks = lifecycle.retry(opened, found.id)
         show_reopened(found, chunks, " with failed rows", "no failed rows", as_json=as_json)
 
@@ -95,8 +95,8 @@ def errors(
     from runner.stores import existing_store
 
     with existing_store(store) as opened:
-        found = opened.get_job(job)
+        found = opened.jobs.get(job)
         if group:
-            show_error_groups(opened.error_groups(found.id), as_json=as_json)
+            show_error_groups(opened.results.error_groups(found.id), as_json=as_json)
         else:
-            show_errors(opened.errors(found.id, limit), limit, as_json=as_json)
+            show_errors(opened.results.errors(found.id, limit), limit, as_json=as_json)

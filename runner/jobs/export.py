@@ -26,7 +26,7 @@ def export_to(
     from storage.files.export import export_job
 
     job = as_seen(store, job)
-    if not partial and job.state is JobState.IN_PROGRESS and store.activity(job.id).nobody:
+    if not partial and job.state is JobState.IN_PROGRESS and store.telemetry.activity(job.id).nobody:
         raise UsageError(f"job {job.name} was interrupted, and {nobody_works(job.name)}")
     if token_ids and not job.spec.get("keep_token_ids"):
         raise UsageError(f"job {job.name} kept no token ids; submit it with keep_token_ids: true")

@@ -85,7 +85,7 @@ class LocalRun:
         if self._failure is not None:
             raise self._failure
         tokens = end.num_output_tokens - start.num_output_tokens
-        return LocalOutcome(self._store.get_job(job.id), tokens / seconds if seconds and tokens > 0 else None)
+        return LocalOutcome(self._store.jobs.get(job.id), tokens / seconds if seconds and tokens > 0 else None)
 
     def _serve(self, worker: Worker, follower: Follower) -> float | None:
         """Run the chunk threads and watch over them; returns the seconds since the model was ready."""
@@ -131,8 +131,8 @@ class LocalRun:
     def _maintain(self, worker: Worker) -> None:
         """What the scheduler does for all jobs: take back lost chunks, and see when the job is over."""
         if worker.busy == 0:
-            self._store.expire_dead_workers()
-        self._tell(self._store.reap(job_id=self._job.id))
+            self._store.reaper.expire_dead_workers()
+        self._tell(self._store.reaper.reap(job_id=self._job.id))
         if finish_if_done(self._store, self._job).state.terminal:
             self._ended.set()
 
@@ -159,7 +159,7 @@ class LocalRun:
         return phases.current() or ("loading the model" if loading else "")
 
     def _running_elsewhere(self, worker: Worker) -> bool:
-        running = self._store.list_chunks(self._job.id, (ChunkState.RUNNING,))
+        running = self._store.chunks.of_job(self._job.id, (ChunkState.RUNNING,))
         return any(chunk.worker_id != worker.id for chunk in running)
 
     def _work(self, worker: Worker) -> None:
@@ -186,13 +186,13 @@ class LocalRun:
             worker.stop.set()
 
     def _end_for_failed_load(self, reason: str) -> None:
-        if self._store.activity(self._job.id).num_chunks:
+        if self._store.telemetry.activity(self._job.id).num_chunks:
             raise LoadFailed(f"{reason}; job {self._job.name} goes on in another process")
         again = f"once that is mended, the same command or `nightdraft resume {self._job.name}` goes on"
         fail_job(self._store, self._job, LOAD_FAILED, f"the engine could not be loaded: {reason}; {again}")
 
     def _summary(self) -> JobSummary:
-        return summarise(self._store.get_job(self._job.id), self._store.progress(self._job.id))
+        return summarise(self._store.jobs.get(self._job.id), self._store.jobs.progress(self._job.id))
 
 
 def _ready_at(worker: Worker) -> float | None:

@@ -39,7 +39,7 @@ def run_command(
         with Interrupts(note) as interrupts, logging_to_stderr(verbose=verbose):
             outcome = _run(store, submission.job, interrupts)
         summary = summary_of(store, outcome.job)
-        show_run(summary, store.error_groups(outcome.job.id), outcome.tokens_per_second, as_json=as_json)
+        show_run(summary, store.results.error_groups(outcome.job.id), outcome.tokens_per_second, as_json=as_json)
         if summary.draft_warning is not None and outcome.tokens_per_second is not None:
             note(f"warning: {summary.draft_warning}")
         if out is not None:

@@ -67,7 +67,7 @@ def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: b
         note(f"note: {remark}")
     warn_if_lossy(spec)
     warn_of_remote_code(spec)
-    known = None if new or spec.name is None else store.find_job(spec.name)
+    known = None if new or spec.name is None else store.jobs.find(spec.name)
     complete = known is not None and known.state is JobState.COMPLETED
     settings = job_settings(spec, dataset)
     require_sense(settings)

@@ -24,12 +24,12 @@ def watch_job(store: Store, job_id: str, *, as_json: bool) -> ExitCode:
     """Show a job's progress until it is terminal; returns its exit code (interrupted: the job itself goes on)."""
 
     def read() -> JobSummary:
-        return summary_of(store, store.get_job(job_id))
+        return summary_of(store, store.jobs.get(job_id))
 
     first = read()
     if first.interrupted:
         note(f"interrupted: {nobody_works(first.name)}")
-    elif not first.state.terminal and store.activity(job_id).nobody:
+    elif not first.state.terminal and store.telemetry.activity(job_id).nobody:
         note("no worker is alive on this store: start `nightdraft worker` and `nightdraft scheduler`")
     try:
         with JsonDisplay() if as_json else make_display() as display:
@@ -46,8 +46,8 @@ def watch_job(store: Store, job_id: str, *, as_json: bool) -> ExitCode:
         note("no longer watching; the job goes on")
         return ExitCode.INTERRUPTED
     if not as_json:
-        show_job(summary, store.error_groups(job_id), as_json=False)
-    return exit_code_of(store.get_job(job_id), summary.num_errors)
+        show_job(summary, store.results.error_groups(job_id), as_json=False)
+    return exit_code_of(store.jobs.get(job_id), summary.num_errors)
 
 
 class _Emitted:
@@ -61,7 +61,7 @@ class _Emitted:
 
     def read(self) -> int | None:
         """None as long as no worker has told of any."""
-        for sample in self._store.latest_engine_samples():
+        for sample in self._store.telemetry.latest_engine_samples():
             before = self._counts.get(sample.worker_id, sample.num_output_tokens)
             self._counts[sample.worker_id] = sample.num_output_tokens
             if sample.job_id == self._job_id:

@@ -73,8 +73,8 @@ class JobSummary:
 def summary_of(store: Store, job: Job) -> JobSummary:
     """The job and its counts, once what dead workers held is taken back, and whether anybody works on it."""
     job = as_seen(store, job)
-    idle = job.state is JobState.IN_PROGRESS and store.activity(job.id).nobody
-    return summarise(job, store.progress(job.id), interrupted=idle)
+    idle = job.state is JobState.IN_PROGRESS and store.telemetry.activity(job.id).nobody
+    return summarise(job, store.jobs.progress(job.id), interrupted=idle)
 
 
 def summarise(job: Job, progress: JobProgress, now: datetime | None = None, *, interrupted: bool = False) -> JobSummary:

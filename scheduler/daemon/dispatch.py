@@ -34,8 +34,8 @@ class Dispatcher:
         if monotonic() >= self._next_check:
             self.requeue_lost()
             self._next_check = monotonic() + self._lost_seconds / 3
-        free = self._window - self._store.count_dispatched()
-        chunks = self._store.pending_chunks(self._job_id, free) if free > 0 else []
+        free = self._window - self._store.chunks.count_dispatched()
+        chunks = self._store.chunks.pending(self._job_id, free) if free > 0 else []
         self._publish(chunks)
         return bool(chunks)
 
@@ -46,9 +46,9 @@ class Dispatcher:
         are old enough are published again. While no worker takes messages their number does not fall, so nothing piles
         up.
         """
-        if self._publisher.waiting() >= self._store.count_dispatched():
+        if self._publisher.waiting() >= self._store.chunks.count_dispatched():
             return 0
-        requeued = self._store.requeue_stale_dispatched(self._lost_seconds)
+        requeued = self._store.chunks.requeue_stale(self._lost_seconds)
         if requeued:
             log.warning(
                 "%d chunks were dispatched over %g s ago and not claimed: publishing them again",
@@ -67,4 +67,4 @@ class Dispatcher:
                 sent.append(chunk.id)
         finally:
             if sent:
-                self._store.mark_dispatched(sent)
+                self._store.chunks.mark_dispatched(sent)

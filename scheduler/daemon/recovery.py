@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 def reap(store: Store, job_id: str | None = None) -> Reaped:
     """Reap what has expired, of one job or of all, and say in the log what became of it."""
-    reaped = store.reap(job_id=job_id)
+    reaped = store.reaper.reap(job_id=job_id)
     for chunk in reaped.released:
         log.warning(
             "chunk %d of job %s: its lease ran out (%d so far); it goes out again",
@@ -39,8 +39,8 @@ def as_it_stands(store: Store, job: Job) -> Job:
     """
     if job.state is JobState.COMPLETED or store.read_only:
         return job
-    store.expire_dead_workers()
-    store.reap(job_id=job.id)
+    store.reaper.expire_dead_workers()
+    store.reaper.reap(job_id=job.id)
     return finish_if_done(store, job)
 
 

@@ -115,11 +115,11 @@ class Scheduler:
                 await sleep(backoff.next())
 
     def _finish(self, job_id: str) -> Job:
-        job = self._store.get_job(job_id)
+        job = self._store.jobs.get(job_id)
         return job if job.state.terminal else finish_if_done(self._store, job)
 
     def _finish_all(self) -> bool:
-        for job in self._store.unfinished_jobs():
+        for job in self._store.jobs.unfinished():
             self._finishing.apart(job.id, partial(self._finish_one, job))
         return False
 
@@ -129,8 +129,8 @@ class Scheduler:
             log.info("job %s is %s", finished.name, finished.state)
 
     def _reap(self) -> bool:
-        self._store.expire_dead_workers()
-        for job_id in self._store.jobs_with_expired_leases():
+        self._store.reaper.expire_dead_workers()
+        for job_id in self._store.reaper.expired_jobs():
             self._reaping.apart(job_id, partial(reap, self._store, job_id))
         return False
 

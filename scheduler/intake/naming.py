@@ -27,9 +27,9 @@ def check_name(name: str) -> str:
 
 def next_free_name(store: Store, name: str) -> str:
     """`name` if no job has it, else the first free of name-2, name-3, ..."""
-    if store.find_job(name) is None:
+    if store.jobs.find(name) is None:
         return name
-    return next(free for free in (f"{name}-{number}" for number in count(2)) if store.find_job(free) is None)
+    return next(free for free in (f"{name}-{number}" for number in count(2)) if store.jobs.find(free) is None)
 
 
 def new_job_id() -> str:

@@ -50,7 +50,7 @@ def submit(
     name = check_name(spec.get("name") or "")
     spec = _stored_spec(spec, dataset)
     while True:
-        existing = store.find_job(name)
+        existing = store.jobs.find(name)
         if existing is not None and not new:
             return Submission(_rejoined(store, existing, spec, dataset, defaults), resumed=True)
         try:
@@ -81,7 +81,7 @@ def _created(store: Store, spec: dict[str, Any], dataset: Dataset) -> Job:
         created_at=datetime.now(UTC),
         notes=dataset.notes,
     )
-    store.create_job(job, dataset.files, _chunks(job, dataset))
+    store.jobs.create(job, dataset.files, _chunks(job, dataset))
     return job if dataset.num_rows else finish_if_done(store, job)
 
 
@@ -94,9 +94,9 @@ def _rejoined(
 ) -> Job:
     if changed := spec_differences(job.spec, spec, defaults):
         raise SpecChanged(f"job {job.name!r} exists with another spec:", changed, OTHERWISE)
-    if changed := input_differences(store.input_files(job.id), dataset.files):
+    if changed := input_differences(store.jobs.files(job.id), dataset.files):
         raise InputChanged(f"the input of job {job.name!r} has changed since it was submitted:", changed, OTHERWISE)
     if job.state in (*STOPPED, JobState.CANCELLING):
         resume(store, job.id)
-        return store.get_job(job.id)
+        return store.jobs.get(job.id)
     return job

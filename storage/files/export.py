@@ -24,7 +24,7 @@ from storage.files.scanning import Unreadable, read_rows
 from storage.private import open_file
 from storage.records import InputFile, Job, RowStatus
 from storage.sql.tables import SAME_RESULT, acceptance, results
-from storage.store.reading import output_text
+from storage.store.rows import output_text
 from storage.store.store import Store
 
 SLICE_ROWS = 1024
@@ -92,14 +92,14 @@ def export_job(
     `partial` is set, and `InputChanged` when an input file is not what was submitted; with `partial` its rows have null
     in the input columns; and `UnusableOutput` where something else stands than an export of this job, unless `force`.
     """
-    job = store.get_job(job_id)
+    job = store.jobs.get(job_id)
     target = Path(out).expanduser()
     require_replaceable(target, job, force=force)
     if not job.state.terminal and not partial:
         raise JobNotFinished(
             f"job {job.name!r} is {job.state.value}; wait until it has ended, or ask for the partial results"
         )
-    files = store.input_files(job.id)
+    files = store.jobs.files(job.id)
     lost = dict(_lost(files, partial=partial))
     usable = [file for file in files if file.index not in lost]
     # A file may have the columns in another order than the first, as another text type, or required.

@@ -1,4 +1,4 @@
-"""Statements on chunks: dispatch, leases, fencing."""
+"""Chunks: dispatch, claims, leases, fencing."""
 
 from __future__ import annotations
 
@@ -12,20 +12,10 @@ from storage.errors import ChunkIncomplete, LeaseLost
 from storage.records import Chunk, ChunkState, JobState, RowInHand
 from storage.sql.database import clock, later
 from storage.sql.tables import chunks, jobs, results
-from storage.store import jobs as job_statements
-from storage.store.jobs import ACTIVE
+from storage.store.room import Room, reads, writes
+from storage.store.rows import CHUNK_COLUMNS, chunk_from_row
+from storage.store.states import ACTIVE, CLAIMABLE, STOPPING, UNLEASED, due_again, given_back, lock, set_state
 
-CLAIMABLE = (ChunkState.PENDING, ChunkState.DISPATCHED)
-STOPPING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED, JobState.EXPIRED)
-"""States of a job whose running chunks should stop."""
-
-_COLUMNS = tuple(
-    chunks.c[name]
-    for name in (
-        "id", "job_id", "index", "file_index", "start_row", "file_row", "num_rows", "state", "epoch", "attempts",
-        "worker_id", "lease_until",
-    )
-)  # fmt: skip
 _IDS_PER_STATEMENT = 500
 
 
@@ -37,146 +27,166 @@ class Heartbeat:
     """The job was stopped: record what is finished and release the chunk."""
 
 
-def pending(connection: sa.Connection, job_id: str | None, limit: int) -> list[Chunk]:
-    """Chunks that wait for dispatch, of jobs that run, oldest first."""
-    query = (
-        sa.select(*_COLUMNS)
-        .join(jobs, jobs.c.id == chunks.c.job_id)
-        .where(chunks.c.state == ChunkState.PENDING, jobs.c.state.in_(ACTIVE))
-        .order_by(chunks.c.id)
-        .limit(limit)
-    )
-    if job_id is not None:
-        query = query.where(chunks.c.job_id == job_id)
-    return [chunk_from_row(row) for row in connection.execute(query)]
+class Chunks(Room):
+    @reads
+    def pending(self, connection: sa.Connection, job_id: str | None = None, limit: int = 100) -> list[Chunk]:
+        """Chunks that wait for dispatch, of jobs that run, oldest first."""
+        query = (
+            sa.select(*CHUNK_COLUMNS)
+            .join(jobs, jobs.c.id == chunks.c.job_id)
+            .where(chunks.c.state == ChunkState.PENDING, jobs.c.state.in_(ACTIVE))
+            .order_by(chunks.c.id)
+            .limit(limit)
+        )
+        if job_id is not None:
+            query = query.where(chunks.c.job_id == job_id)
+        return [chunk_from_row(row) for row in connection.execute(query)]
 
+    @reads
+    def of_job(
+        self, connection: sa.Connection, job_id: str, states: Collection[ChunkState] = tuple(ChunkState)
+    ) -> list[Chunk]:
+        """The job's chunks in these states, in row order."""
+        query = sa.select(*CHUNK_COLUMNS).where(chunks.c.job_id == job_id, chunks.c.state.in_(list(states)))
+        return [chunk_from_row(row) for row in connection.execute(query.order_by(chunks.c.start_row))]
 
-def of_job(connection: sa.Connection, job_id: str, states: Collection[ChunkState]) -> list[Chunk]:
-    query = sa.select(*_COLUMNS).where(chunks.c.job_id == job_id, chunks.c.state.in_(list(states)))
-    return [chunk_from_row(row) for row in connection.execute(query.order_by(chunks.c.start_row))]
+    @writes
+    def mark_dispatched(self, connection: sa.Connection, chunk_ids: Sequence[int]) -> int:
+        """Pending chunks become dispatched; how many did."""
+        changed = 0
+        for start in range(0, len(chunk_ids), _IDS_PER_STATEMENT):
+            some = list(chunk_ids[start : start + _IDS_PER_STATEMENT])
+            statement = (
+                sa.update(chunks)
+                .where(chunks.c.id.in_(some), chunks.c.state == ChunkState.PENDING)
+                .values(state=ChunkState.DISPATCHED, dispatched_at=clock(connection))
+            )
+            changed += connection.execute(statement).rowcount
+        return changed
 
+    @writes
+    def requeue_stale(self, connection: sa.Connection, older_than: float) -> int:
+        """Chunks dispatched more than `older_than` seconds ago that nobody claimed become pending again.
 
-def mark_dispatched(connection: sa.Connection, chunk_ids: Sequence[int]) -> int:
-    """Pending chunks become dispatched; how many did."""
-    changed = 0
-    for start in range(0, len(chunk_ids), _IDS_PER_STATEMENT):
-        some = list(chunk_ids[start : start + _IDS_PER_STATEMENT])
+        The epoch stays: should the message only be late, whichever copy comes first claims the chunk.
+        """
         statement = (
             sa.update(chunks)
-            .where(chunks.c.id.in_(some), chunks.c.state == ChunkState.PENDING)
-            .values(state=ChunkState.DISPATCHED, dispatched_at=clock(connection))
+            .where(chunks.c.state == ChunkState.DISPATCHED, chunks.c.dispatched_at <= later(connection, -older_than))
+            .values(state=ChunkState.PENDING, dispatched_at=None)
         )
-        changed += connection.execute(statement).rowcount
-    return changed
+        return connection.execute(statement).rowcount
 
+    @reads
+    def count_dispatched(self, connection: sa.Connection) -> int:
+        """Chunks that are dispatched and not claimed, over all jobs."""
+        query = sa.select(sa.func.count()).select_from(chunks).where(chunks.c.state == ChunkState.DISPATCHED)
+        return int(connection.execute(query).scalar_one())
 
-def requeue_stale(connection: sa.Connection, older_than: float) -> int:
-    """Chunks dispatched more than `older_than` seconds ago that nobody claimed become pending again.
+    @writes
+    def claim(
+        self,
+        connection: sa.Connection,
+        chunk_id: int,
+        epoch: int,
+        worker_id: str,
+        lease_seconds: float,
+        job_id: str | None = None,
+    ) -> Chunk | None:
+        """Take the chunk that a message names, raising its epoch; None for a duplicate or stale message, and for a
+        chunk that is not the job's (None: any job's)."""
+        wanted = sa.and_(chunks.c.id == chunk_id, chunks.c.epoch == epoch, chunks.c.state.in_(CLAIMABLE))
+        if job_id is not None:
+            wanted = sa.and_(wanted, chunks.c.job_id == job_id)
+        found = connection.execute(sa.select(chunks.c.job_id).where(wanted)).scalar()
+        if found is None or not _start_job(connection, found):
+            return None
+        return _take(connection, wanted, worker_id, lease_seconds)
 
-    The epoch stays: should the message only be late, whichever copy comes first claims the chunk.
-    """
-    statement = (
-        sa.update(chunks)
-        .where(chunks.c.state == ChunkState.DISPATCHED, chunks.c.dispatched_at <= later(connection, -older_than))
-        .values(state=ChunkState.PENDING, dispatched_at=None)
-    )
-    return connection.execute(statement).rowcount
-
-
-def claim(
-    connection: sa.Connection, chunk_id: int, epoch: int, worker_id: str, lease_seconds: float, job_id: str | None
-) -> Chunk | None:
-    """Take the chunk that a message names, raising its epoch; None for a duplicate or stale message, and for a chunk
-    that is not the job's."""
-    wanted = sa.and_(chunks.c.id == chunk_id, chunks.c.epoch == epoch, chunks.c.state.in_(CLAIMABLE))
-    if job_id is not None:
-        wanted = sa.and_(wanted, chunks.c.job_id == job_id)
-    found = connection.execute(sa.select(chunks.c.job_id).where(wanted)).scalar()
-    if found is None or not _start_job(connection, found):
-        return None
-    return _take(connection, wanted, worker_id, lease_seconds)
-
-
-def claim_next(connection: sa.Connection, worker_id: str, lease_seconds: float, job_id: str | None) -> Chunk | None:
-    """Take the oldest chunk that nobody has, dispatched or not: a message that still names it becomes stale."""
-    waiting = (
-        sa.select(chunks.c.job_id)
-        .join(jobs, jobs.c.id == chunks.c.job_id)
-        .where(chunks.c.state.in_(CLAIMABLE), jobs.c.state.in_(ACTIVE))
-        .order_by(chunks.c.id)
-        .limit(1)
-    )
-    if job_id is not None:
-        waiting = waiting.where(chunks.c.job_id == job_id)
-    found = connection.execute(waiting).scalar()
-    if found is None or not _start_job(connection, found):
-        return None
-    oldest = (
-        sa.select(chunks.c.id)
-        .where(chunks.c.job_id == found, chunks.c.state.in_(CLAIMABLE))
-        .order_by(chunks.c.id)
-        .limit(1)
-        .with_for_update(skip_locked=True, key_share=True)
-    )
-    return _take(connection, chunks.c.id == oldest.scalar_subquery(), worker_id, lease_seconds)
-
-
-def heartbeat(connection: sa.Connection, chunk_id: int, epoch: int, lease_seconds: float) -> Heartbeat:
-    """Extend the lease; `alive` is False when it was lost."""
-    statement = (
-        sa.update(chunks)
-        .where(_held(chunk_id, epoch))
-        .values(lease_until=later(connection, lease_seconds))
-        .returning(chunks.c.job_id)
-    )
-    job_id = connection.execute(statement).scalar()
-    if job_id is None:
-        return Heartbeat(alive=False, cancel_requested=False)
-    state = connection.execute(sa.select(jobs.c.state).where(jobs.c.id == job_id)).scalar_one()
-    return Heartbeat(alive=True, cancel_requested=state in STOPPING)
-
-
-def release(connection: sa.Connection, chunk_id: int, epoch: int) -> None:
-    """Give a chunk back without counting an attempt: cancelled if its job is stopped. Nothing if the lease is lost."""
-    job_id = connection.execute(sa.select(chunks.c.job_id).where(_held(chunk_id, epoch))).scalar()
-    if job_id is None:
-        return
-    state = given_back(job_statements.lock(connection, job_id, share=True))
-    connection.execute(sa.update(chunks).where(_held(chunk_id, epoch)).values(state=state, **UNLEASED))
-
-
-def expire_leases(connection: sa.Connection, worker_id: str) -> int:
-    """End the leases of a worker that is known to be dead; how many. Reaping does the rest."""
-    running = sa.and_(chunks.c.worker_id == worker_id, chunks.c.state == ChunkState.RUNNING)
-    return connection.execute(sa.update(chunks).where(running).values(lease_until=later(connection, -1.0))).rowcount
-
-
-def take_in_hand(connection: sa.Connection, chunk_id: int, epoch: int, row: RowInHand) -> None:
-    """Note which row is about to run alone: should it kill the worker, it is named. Raises `LeaseLost`."""
-    statement = sa.update(chunks).where(_held(chunk_id, epoch)).values(in_hand=asdict(row))
-    if connection.execute(statement).rowcount != 1:
-        raise _lease_lost(chunk_id, epoch)
-
-
-def finish(connection: sa.Connection, chunk_id: int, epoch: int) -> bool:
-    """Running becomes done; False when the lease is lost. Raises `ChunkIncomplete` when a record is missing."""
-    row = connection.execute(_with_job().where(chunks.c.id == chunk_id, chunks.c.epoch == epoch)).one_or_none()
-    if row is None or row.state not in (ChunkState.RUNNING, ChunkState.DONE):
-        return False
-    missing = num_missing(connection, row)
-    if missing:
-        raise ChunkIncomplete(
-            f"chunk {chunk_id} of job {row.job_id} cannot be finished: {missing} of its"
-            f" {row.num_rows * row.num_samples} (row, sample) pairs have no record"
+    @writes
+    def claim_next(
+        self, connection: sa.Connection, worker_id: str, lease_seconds: float, job_id: str | None = None
+    ) -> Chunk | None:
+        """Take the oldest chunk that nobody has, dispatched or not: a message that still names it becomes stale."""
+        waiting = (
+            sa.select(chunks.c.job_id)
+            .join(jobs, jobs.c.id == chunks.c.job_id)
+            .where(chunks.c.state.in_(CLAIMABLE), jobs.c.state.in_(ACTIVE))
+            .order_by(chunks.c.id)
+            .limit(1)
         )
-    if row.state is ChunkState.DONE:
-        return True
-    done = {"state": ChunkState.DONE, "lease_until": None, "in_hand": None}
-    statement = sa.update(chunks).where(_held(chunk_id, epoch)).values(done)
-    return connection.execute(statement).rowcount == 1
+        if job_id is not None:
+            waiting = waiting.where(chunks.c.job_id == job_id)
+        found = connection.execute(waiting).scalar()
+        if found is None or not _start_job(connection, found):
+            return None
+        oldest = (
+            sa.select(chunks.c.id)
+            .where(chunks.c.job_id == found, chunks.c.state.in_(CLAIMABLE))
+            .order_by(chunks.c.id)
+            .limit(1)
+            .with_for_update(skip_locked=True, key_share=True)
+        )
+        return _take(connection, chunks.c.id == oldest.scalar_subquery(), worker_id, lease_seconds)
+
+    @writes
+    def heartbeat(self, connection: sa.Connection, chunk_id: int, epoch: int, lease_seconds: float) -> Heartbeat:
+        """Extend the lease; `alive` is False when it was lost."""
+        statement = (
+            sa.update(chunks)
+            .where(_held(chunk_id, epoch))
+            .values(lease_until=later(connection, lease_seconds))
+            .returning(chunks.c.job_id)
+        )
+        job_id = connection.execute(statement).scalar()
+        if job_id is None:
+            return Heartbeat(alive=False, cancel_requested=False)
+        state = connection.execute(sa.select(jobs.c.state).where(jobs.c.id == job_id)).scalar_one()
+        return Heartbeat(alive=True, cancel_requested=state in STOPPING)
+
+    @writes
+    def release(self, connection: sa.Connection, chunk_id: int, epoch: int) -> None:
+        """Give a chunk back without counting an attempt: cancelled if its job is stopped. Nothing if the lease is
+        lost already."""
+        job_id = connection.execute(sa.select(chunks.c.job_id).where(_held(chunk_id, epoch))).scalar()
+        if job_id is None:
+            return
+        state = given_back(lock(connection, job_id, share=True))
+        connection.execute(sa.update(chunks).where(_held(chunk_id, epoch)).values(state=state, **UNLEASED))
+
+    @writes
+    def expire_leases(self, connection: sa.Connection, worker_id: str) -> int:
+        """End the leases of a worker that is known to be dead; how many. Reaping does the rest."""
+        running = sa.and_(chunks.c.worker_id == worker_id, chunks.c.state == ChunkState.RUNNING)
+        return connection.execute(sa.update(chunks).where(running).values(lease_until=later(connection, -1.0))).rowcount
+
+    @writes
+    def take_in_hand(self, connection: sa.Connection, chunk_id: int, epoch: int, row: RowInHand) -> None:
+        """Note which row is about to run alone: should it kill the worker, it is named. Raises `LeaseLost`."""
+        statement = sa.update(chunks).where(_held(chunk_id, epoch)).values(in_hand=asdict(row))
+        if connection.execute(statement).rowcount != 1:
+            raise _lease_lost(chunk_id, epoch)
+
+    @writes
+    def finish(self, connection: sa.Connection, chunk_id: int, epoch: int) -> bool:
+        """Running becomes done; False when the lease is lost. Raises `ChunkIncomplete` when a record is missing."""
+        row = connection.execute(_with_job().where(chunks.c.id == chunk_id, chunks.c.epoch == epoch)).one_or_none()
+        if row is None or row.state not in (ChunkState.RUNNING, ChunkState.DONE):
+            return False
+        missing = _num_missing(connection, row)
+        if missing:
+            raise ChunkIncomplete(
+                f"chunk {chunk_id} of job {row.job_id} cannot be finished: {missing} of its"
+                f" {row.num_rows * row.num_samples} (row, sample) pairs have no record"
+            )
+        if row.state is ChunkState.DONE:
+            return True
+        done = {"state": ChunkState.DONE, "lease_until": None, "in_hand": None}
+        statement = sa.update(chunks).where(_held(chunk_id, epoch)).values(done)
+        return connection.execute(statement).rowcount == 1
 
 
-def num_missing(connection: sa.Connection, row: Any) -> int:
+def _num_missing(connection: sa.Connection, row: Any) -> int:
     """How many (row, sample) of a chunk have no record, or an error that is due again. `row`: of `with_job`."""
     end = row.start_row + row.num_rows
     query = (
@@ -187,11 +197,6 @@ def num_missing(connection: sa.Connection, row: Any) -> int:
     if row.retry_epoch:
         query = query.where(sa.not_(due_again(row.retry_epoch)))
     return int(row.num_rows * row.num_samples - connection.execute(query).scalar_one())
-
-
-def due_again(retry_epoch: int) -> sa.ColumnElement[bool]:
-    """Which records are errors from before a retry was asked for."""
-    return sa.and_(results.c.status == sa.literal_column("'error'"), results.c.epoch < retry_epoch)
 
 
 def require_lease(connection: sa.Connection, chunk_id: int, epoch: int) -> Any:
@@ -209,26 +214,8 @@ def _lease_lost(chunk_id: int, epoch: int) -> LeaseLost:
     )
 
 
-def chunk_from_row(row: Any) -> Chunk:
-    return Chunk(*(row._mapping[column.name] for column in _COLUMNS))
-
-
-def given_back(state: JobState | None) -> ChunkState:
-    """What becomes of a chunk that is no longer worked on, by its job's state."""
-    return ChunkState.CANCELLED if state in STOPPING else ChunkState.PENDING
-
-
-UNLEASED = {
-    "epoch": chunks.c.epoch + 1,
-    "worker_id": None,
-    "lease_until": None,
-    "dispatched_at": None,
-    "in_hand": None,
-}
-
-
 def _with_job() -> sa.Select[Any]:
-    return sa.select(*_COLUMNS, chunks.c.retry_epoch, jobs.c.num_samples).join(jobs, jobs.c.id == chunks.c.job_id)
+    return sa.select(*CHUNK_COLUMNS, chunks.c.retry_epoch, jobs.c.num_samples).join(jobs, jobs.c.id == chunks.c.job_id)
 
 
 def _held(chunk_id: int, epoch: int) -> sa.ColumnElement[bool]:
@@ -241,8 +228,8 @@ def _start_job(connection: sa.Connection, job_id: str) -> bool:
     Whoever stops a job locks the job first and then its chunks, as is done here: so either the stop sees the chunk
     running, or the claim sees it cancelled, and the two never wait for each other in a circle.
     """
-    job_statements.set_state(connection, job_id, JobState.IN_PROGRESS, (JobState.QUEUED,), None, None)
-    return job_statements.lock(connection, job_id, share=True) in ACTIVE
+    set_state(connection, job_id, JobState.IN_PROGRESS, (JobState.QUEUED,))
+    return lock(connection, job_id, share=True) in ACTIVE
 
 
 def _take(
@@ -258,7 +245,7 @@ def _take(
             lease_until=later(connection, lease_seconds),
             in_hand=None,
         )
-        .returning(*_COLUMNS)
+        .returning(*CHUNK_COLUMNS)
     )
     row = connection.execute(statement).one_or_none()
     return None if row is None else chunk_from_row(row)

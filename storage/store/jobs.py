@@ -1,67 +1,200 @@
-"""Statements on jobs and their input files."""
+"""Jobs: new ones, found ones, how far they are, and how they stop, go on and end.
+
+What changes the state of a job locks the job before its chunks, as a claim does (see `storage.store.chunks`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from storage.errors import InvalidPlan, JobExists, UnknownJob, UnstorableText
-from storage.records import Chunk, InputFile, Job, JobState
-from storage.sql.database import clock
+from storage.errors import InvalidPlan, JobExists, JobStopped, UnknownJob, UnstorableText
+from storage.records import Chunk, ChunkState, InputFile, Job, JobProgress, JobState
 from storage.sql.encoding import is_faithful
 from storage.sql.tables import chunks, input_files, jobs
+from storage.store.results import Counts
+from storage.store.room import Room, reads, writes, writes_once
+from storage.store.rows import chunk_values, file_from_row, file_values, job_from_row, job_values
+from storage.store.states import CLAIMABLE, OPEN, STOPPABLE, UNLEASED, lock_known, set_state
 from storage.suggest import did_you_mean
 
 PLAN_BATCH = 2000
 """Chunks inserted per statement while a plan streams in."""
 
-ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS)
-"""States in which chunks are handed out."""
+
+@dataclass(frozen=True, slots=True)
+class DoneCounts:
+    """Results in chunks that are done; errors that a retry generates again are not among them."""
+
+    num_ok: int
+    num_errors: int
 
 
-def create(connection: sa.Connection, job: Job, files: Sequence[InputFile], plan: Iterable[Chunk]) -> None:
-    """Insert a job with everything that belongs to it.
+class Jobs(Room):
+    @writes_once
+    def create(self, connection: sa.Connection, job: Job, files: Sequence[InputFile], plan: Iterable[Chunk]) -> None:
+        """Insert a job with everything that belongs to it in one transaction, streaming the chunks.
 
-    Raises `JobExists`, `InvalidPlan` when the chunks do not cover rows 0 to num_rows - 1 once, in order, and
-    `UnstorableText` for a NUL character or lone surrogate in the name or the spec: neither may be altered silently.
-    """
-    if not is_faithful(job.name) or not is_faithful(job.spec):
-        raise UnstorableText(
-            f"the name or the spec of job {job.name!r} holds a NUL character, half a surrogate pair or a number that"
-            " is not finite; remove it"
+        Raises `JobExists`, `InvalidPlan` when the chunks do not cover rows 0 to num_rows - 1 once, in order, and
+        `UnstorableText` for a NUL character or lone surrogate in the name or the spec: neither may be altered
+        silently.
+        """
+        if not is_faithful(job.name) or not is_faithful(job.spec):
+            raise UnstorableText(
+                f"the name or the spec of job {job.name!r} holds a NUL character, half a surrogate pair or a number"
+                " that is not finite; remove it"
+            )
+        try:
+            connection.execute(sa.insert(jobs), job_values(job))
+        except IntegrityError as error:
+            raise JobExists(f"there is already a job named {job.name!r}; choose another name") from error
+        if files:
+            connection.execute(sa.insert(input_files), [file_values(job.id, file) for file in files])
+        covered = 0
+        plan = iter(plan)
+        while batch := list(islice(_checked(plan, job, covered), PLAN_BATCH)):
+            connection.execute(sa.insert(chunks), [chunk_values(job.id, chunk) for chunk in batch])
+            covered = batch[-1].start_row + batch[-1].num_rows
+        if covered != job.num_rows:
+            raise InvalidPlan(f"job {job.name!r} has {job.num_rows} rows, but its chunks end at row {covered}")
+
+    @reads
+    def get(self, connection: sa.Connection, reference: str) -> Job:
+        """The job of that id, name, unique id prefix, or the newest for "last". Raises `UnknownJob` with near names."""
+        return get_job(connection, reference)
+
+    @reads
+    def find(self, connection: sa.Connection, name: str) -> Job | None:
+        """The job of exactly that name."""
+        row = connection.execute(sa.select(jobs).where(jobs.c.name == name)).one_or_none()
+        return None if row is None else job_from_row(row)
+
+    @reads
+    def newest(self, connection: sa.Connection, limit: int = 50) -> list[Job]:
+        """The newest jobs, newest first."""
+        return _newest(connection, limit)
+
+    @reads
+    def unfinished(self, connection: sa.Connection) -> list[Job]:
+        """Jobs that have not ended, oldest first."""
+        ended = [state for state in JobState if state.terminal]
+        query = sa.select(jobs).where(jobs.c.state.not_in(ended)).order_by(jobs.c.created_at, jobs.c.id)
+        return [job_from_row(row) for row in connection.execute(query)]
+
+    @reads
+    def files(self, connection: sa.Connection, job_id: str) -> list[InputFile]:
+        query = sa.select(input_files).where(input_files.c.job_id == job_id).order_by(input_files.c.index)
+        return [file_from_row(row) for row in connection.execute(query)]
+
+    @reads
+    def progress(self, connection: sa.Connection, job_id: str) -> JobProgress:
+        """Counts over the whole job: sums over its chunks' counters, cheap however many rows it has."""
+        sums = [sa.func.sum(chunks.c[name]).label(name) for name in Counts.__slots__]
+        query = sa.select(chunks.c.state, sa.func.count().label("chunks"), *sums).where(chunks.c.job_id == job_id)
+        size = connection.execute(
+            sa.select(jobs.c.num_rows, jobs.c.num_samples).where(jobs.c.id == job_id)
+        ).one_or_none()
+        if size is None:
+            raise UnknownJob(f"no job has the id {job_id!r}")
+        rows = connection.execute(query.group_by(chunks.c.state)).all()
+        counts = dict.fromkeys(ChunkState, 0) | {row.state: row.chunks for row in rows}
+        totals = {name: int(sum(getattr(row, name) for row in rows)) for name in Counts.__slots__}
+        return JobProgress(num_results=size.num_rows * size.num_samples, chunks=counts, **totals)
+
+    @reads
+    def done_counts(self, connection: sa.Connection, job_id: str) -> DoneCounts:
+        """Successes and errors in the job's finished chunks."""
+        sums = (sa.func.coalesce(sa.func.sum(chunks.c[name]), 0) for name in ("num_ok", "num_errors"))
+        query = sa.select(*sums).where(chunks.c.job_id == job_id, chunks.c.state == ChunkState.DONE)
+        num_ok, num_errors = connection.execute(query).one()
+        return DoneCounts(int(num_ok), int(num_errors))
+
+    @reads
+    def is_settled(self, connection: sa.Connection, job_id: str) -> bool:
+        """Whether none of the job's chunks waits or runs; a read, so that asking often disturbs nobody.
+
+        When it is true it is time to call `finalize_if_done`.
+        """
+        is_open = sa.and_(chunks.c.job_id == job_id, chunks.c.state.in_(OPEN))
+        return connection.execute(sa.select(chunks.c.id).where(is_open).limit(1)).scalar() is None
+
+    @writes
+    def cancel(self, connection: sa.Connection, job_id: str) -> JobState:
+        """Stop a job; its state afterwards. What is recorded stays. A job that has ended is left as it is."""
+        state = lock_known(connection, job_id)
+        if state in (*STOPPABLE, JobState.CANCELLING):
+            _cancel_waiting_chunks(connection, job_id)
+            state = JobState.CANCELLING if _count(connection, job_id, ChunkState.RUNNING) else JobState.CANCELLED
+            set_state(connection, job_id, state)
+        return state
+
+    @writes
+    def fail(self, connection: sa.Connection, job_id: str, error_code: str, error_message: str) -> bool:
+        """Stop a job as failed; False when it had ended or was being stopped already."""
+        return fail_job(connection, job_id, error_code, error_message)
+
+    @writes
+    def resume(self, connection: sa.Connection, job_id: str) -> int:
+        """Open a stopped job's cancelled chunks again; how many. A job that runs, or is completed, is left as it is."""
+        state = lock_known(connection, job_id)
+        if state is JobState.COMPLETED or state in STOPPABLE:
+            return 0
+        reopened = _reopen_cancelled(connection, job_id)
+        set_state(connection, job_id, JobState.QUEUED)
+        return reopened
+
+    @writes
+    def retry_failed(self, connection: sa.Connection, job_id: str) -> int:
+        """Have every recorded error generated again; how many chunks that opens. Successes stay as they are.
+
+        A stopped job is resumed with it, since it could not end otherwise. With no error recorded nothing changes.
+        Raises `JobStopped` while the job is being cancelled.
+        """
+        state = lock_known(connection, job_id)
+        if state is JobState.CANCELLING:
+            raise JobStopped(f"job {job_id} is being cancelled; wait until it is cancelled, then retry")
+        statement = (
+            sa.update(chunks)
+            .where(
+                chunks.c.job_id == job_id,
+                chunks.c.num_errors > 0,
+                chunks.c.state.in_((ChunkState.DONE, ChunkState.CANCELLED)),
+            )
+            .values(state=ChunkState.PENDING, attempts=0, retry_epoch=chunks.c.epoch + 1, **UNLEASED)
         )
-    try:
-        connection.execute(sa.insert(jobs), _job_values(job))
-    except IntegrityError as error:
-        raise JobExists(f"there is already a job named {job.name!r}; choose another name") from error
-    if files:
-        connection.execute(sa.insert(input_files), [_file_values(job.id, file) for file in files])
-    covered = 0
-    plan = iter(plan)
-    while batch := list(islice(_checked(plan, job, covered), PLAN_BATCH)):
-        connection.execute(sa.insert(chunks), [_chunk_values(job.id, chunk) for chunk in batch])
-        covered = batch[-1].start_row + batch[-1].num_rows
-    if covered != job.num_rows:
-        raise InvalidPlan(f"job {job.name!r} has {job.num_rows} rows, but its chunks end at row {covered}")
+        reopened = connection.execute(statement).rowcount
+        if reopened and state.terminal:
+            _reopen_cancelled(connection, job_id)
+            set_state(connection, job_id, JobState.QUEUED)
+        return reopened
+
+    @writes
+    def finalize_if_done(self, connection: sa.Connection, job_id: str) -> Job | None:
+        """End a job of which nothing is left to do: the job if it has ended (now or before), else None."""
+        state = lock_known(connection, job_id)
+        if state is JobState.CANCELLING and not _count(connection, job_id, ChunkState.RUNNING):
+            set_state(connection, job_id, JobState.CANCELLED)
+        elif state in STOPPABLE and not _count(
+            connection, job_id, *(s for s in ChunkState if s is not ChunkState.DONE)
+        ):
+            set_state(connection, job_id, JobState.COMPLETED)
+        elif not state.terminal:
+            return None
+        return get_job(connection, job_id)
 
 
-def find_by_name(connection: sa.Connection, name: str) -> Job | None:
-    row = connection.execute(sa.select(jobs).where(jobs.c.name == name)).one_or_none()
-    return None if row is None else job_from_row(row)
-
-
-def get(connection: sa.Connection, reference: str) -> Job:
-    """The job of that id, name, unique id prefix, or the newest for "last". Raises `UnknownJob` with near names."""
+def get_job(connection: sa.Connection, reference: str) -> Job:
     for clause in (jobs.c.id == reference, jobs.c.name == reference):
         row = connection.execute(sa.select(jobs).where(clause)).one_or_none()
         if row is not None:
             return job_from_row(row)
     if reference == "last":
-        newest = list_newest(connection, 1)
+        newest = _newest(connection, 1)
         if newest:
             return newest[0]
         raise UnknownJob("there is no job in this store yet")
@@ -75,61 +208,16 @@ def get(connection: sa.Connection, reference: str) -> Job:
     raise UnknownJob(_unknown(connection, reference))
 
 
-def list_newest(connection: sa.Connection, limit: int) -> list[Job]:
+def fail_job(connection: sa.Connection, job_id: str, error_code: str, error_message: str) -> bool:
+    if lock_known(connection, job_id) not in STOPPABLE:
+        return False
+    _cancel_waiting_chunks(connection, job_id)
+    return set_state(connection, job_id, JobState.FAILED, None, error_code, error_message)
+
+
+def _newest(connection: sa.Connection, limit: int) -> list[Job]:
     query = sa.select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit)
     return [job_from_row(row) for row in connection.execute(query)]
-
-
-def files_of(connection: sa.Connection, job_id: str) -> list[InputFile]:
-    query = sa.select(input_files).where(input_files.c.job_id == job_id).order_by(input_files.c.index)
-    return [_file_from_row(row) for row in connection.execute(query)]
-
-
-def set_state(
-    connection: sa.Connection,
-    job_id: str,
-    state: JobState,
-    expected: Collection[JobState] | None,
-    error_code: str | None,
-    error_message: str | None,
-) -> bool:
-    """Move a job to a state if it is in one of `expected`; whether it was moved. Times are set on the way."""
-    values: dict[str, Any] = {"state": state, "error_code": error_code, "error_message": error_message}
-    if state in (JobState.IN_PROGRESS, JobState.COMPLETED):
-        values["started_at"] = sa.func.coalesce(jobs.c.started_at, clock(connection))
-    values["finished_at"] = clock(connection) if state.terminal else None
-    statement = sa.update(jobs).where(jobs.c.id == job_id).values(values)
-    if expected is not None:
-        statement = statement.where(jobs.c.state.in_(list(expected)))
-    return connection.execute(statement).rowcount == 1
-
-
-def lock(connection: sa.Connection, job_id: str, *, share: bool = False) -> JobState | None:
-    """The job's state, which nobody changes until this transaction ends. Take it before any lock on its chunks.
-
-    `share`: others may hold it as well, none may change the state. (On SQLite the one writer needs no lock.)
-    """
-    query = sa.select(jobs.c.state).where(jobs.c.id == job_id)
-    state: JobState | None = connection.execute(query.with_for_update(read=share, key_share=not share)).scalar()
-    return state
-
-
-def job_from_row(row: Any) -> Job:
-    return Job(
-        id=row.id,
-        name=row.name,
-        state=row.state,
-        spec=row.spec,
-        spec_hash=row.spec_hash,
-        num_rows=row.num_rows,
-        num_samples=row.num_samples,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
-        error_code=row.error_code,
-        error_message=row.error_message,
-        notes=tuple(row.notes),
-    )
 
 
 def _checked(plan: Iterator[Chunk], job: Job, covered: int) -> Iterator[Chunk]:
@@ -143,56 +231,28 @@ def _checked(plan: Iterator[Chunk], job: Job, covered: int) -> Iterator[Chunk]:
         yield chunk
 
 
-def _job_values(job: Job) -> dict[str, Any]:
-    names = (column.name for column in jobs.columns)
-    return {**{name: getattr(job, name) for name in names}, "notes": list(job.notes)}
-
-
-def _file_values(job_id: str, file: InputFile) -> dict[str, Any]:
-    return {
-        "job_id": job_id,
-        "index": file.index,
-        "path": file.path,
-        "size": file.size,
-        "modified": file.modified,
-        "schema": file.schema,
-        "row_groups": list(file.row_groups),
-        "first_row": file.first_row,
-        "partitions": file.partitions,
-    }
-
-
-def _file_from_row(row: Any) -> InputFile:
-    return InputFile(
-        index=row._mapping["index"],
-        path=row.path,
-        size=row.size,
-        modified=row.modified,
-        schema=row.schema,
-        row_groups=tuple(row.row_groups),
-        first_row=row.first_row,
-        partitions=row.partitions,
-    )
-
-
-def _chunk_values(job_id: str, chunk: Chunk) -> dict[str, Any]:
-    values = {
-        "job_id": job_id,
-        "index": chunk.index,
-        "file_index": chunk.file_index,
-        "start_row": chunk.start_row,
-        "file_row": chunk.file_row,
-        "num_rows": chunk.num_rows,
-        "state": chunk.state,
-        "epoch": chunk.epoch,
-        "attempts": chunk.attempts,
-    }
-    if chunk.id:
-        values["id"] = chunk.id
-    return values
-
-
 def _unknown(connection: sa.Connection, reference: str) -> str:
     recent = connection.execute(sa.select(jobs.c.name).order_by(jobs.c.created_at.desc()).limit(500)).scalars().all()
     near = did_you_mean(reference, recent, most=3) or "; `nightdraft status` lists the jobs"
     return f"no job has the id or name {reference!r}{near}"
+
+
+def _cancel_waiting_chunks(connection: sa.Connection, job_id: str) -> None:
+    waiting = sa.and_(chunks.c.job_id == job_id, chunks.c.state.in_(CLAIMABLE))
+    connection.execute(sa.update(chunks).where(waiting).values(state=ChunkState.CANCELLED, **UNLEASED))
+
+
+def _reopen_cancelled(connection: sa.Connection, job_id: str) -> int:
+    cancelled = sa.and_(chunks.c.job_id == job_id, chunks.c.state == ChunkState.CANCELLED)
+    values: dict[str, Any] = {"state": ChunkState.PENDING, "attempts": 0, **UNLEASED}
+    return connection.execute(sa.update(chunks).where(cancelled).values(values)).rowcount
+
+
+def _count(connection: sa.Connection, job_id: str, *states: ChunkState) -> int:
+    query = (
+        sa.select(sa.func.count())
+        .select_from(chunks)
+        .join(jobs, jobs.c.id == chunks.c.job_id)
+        .where(jobs.c.id == job_id, chunks.c.state.in_(states))
+    )
+    return int(connection.execute(query).scalar_one())

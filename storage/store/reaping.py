@@ -8,13 +8,18 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from storage.processes import has_ended, this_process
 from storage.records import Chunk, ChunkState, JobState, Result, RowInHand, RowStatus
+from storage.sql import sessions
 from storage.sql.database import clock
 from storage.sql.tables import chunks, jobs, results
-from storage.store import jobs as job_statements
-from storage.store import lifecycle
-from storage.store import results as result_statements
-from storage.store.chunks import STOPPING, UNLEASED, chunk_from_row, due_again
+from storage.store.chunks import Chunks
+from storage.store.jobs import fail_job
+from storage.store.results import write_unrecorded
+from storage.store.room import Room, reads
+from storage.store.rows import chunk_from_row
+from storage.store.states import STOPPING, UNLEASED, due_again, lock
+from storage.store.telemetry import Telemetry
 
 WORKER_CRASHED = "worker_crashed"
 """Error code of a row that was alone in the hands of a worker when it died; and of a job whose workers die before they
@@ -51,8 +56,49 @@ class Reaped:
     failed: list[str] = field(default_factory=list)
     """Ids of jobs that were ended because their workers die before they have a row in their hands."""
 
+    def add(self, other: Reaped) -> None:
+        self.released += other.released
+        self.suspected += other.suspected
+        self.poisoned += other.poisoned
+        self.cancelled += other.cancelled
+        self.failed += other.failed
 
-def expired(connection: sa.Connection, now: datetime | None, job_id: str | None = None) -> dict[str, list[int]]:
+
+class Reaper(Room):
+    @reads
+    def expired_jobs(self, connection: sa.Connection) -> list[str]:
+        """Ids of the jobs of which `reap` would find something."""
+        return list(_expired(connection, None, None))
+
+    def reap(self, now: datetime | None = None, max_attempts: int = 3, job_id: str | None = None) -> Reaped:
+        """Take the chunks (of one job, or of all) whose lease ended before `now` (None: the store's clock).
+
+        Each goes back to pending with one more attempt; one attempt before `max_attempts` (the job's own, where its
+        spec has one) it is under suspicion, and its rows run one at a time. The row that was then in hand is given up,
+        with the error "worker_crashed" recorded. One transaction for each job.
+        """
+        reaped = Reaped()
+        expired = self.database.read(_expired, now, job_id)
+        if expired and not self.database.is_sqlite:
+            self.database.read(sessions.end_frozen)
+        for job, ids in expired.items():
+            reaped.add(self.database.write(_reap_job, job, ids, now, max_attempts))
+        return reaped
+
+    def expire_dead_workers(self) -> int:
+        """Let the leases of workers end that ran here, among the processes that this one sees, and run no more; how
+        many. A worker anywhere else is dead when it has been silent for a lease."""
+        chunks, telemetry = Chunks(self.database), Telemetry(self.database)
+        observer = this_process()
+        expired = 0
+        for worker in telemetry.workers():
+            if has_ended(worker.process, observer):
+                expired += chunks.expire_leases(worker.worker_id)
+                telemetry.worker_gone(worker.worker_id)
+        return expired
+
+
+def _expired(connection: sa.Connection, now: datetime | None, job_id: str | None) -> dict[str, list[int]]:
     """Ids of the running chunks (of one job, or of all) whose lease ended before `now` (None: the store's clock), by
     job."""
     query = (
@@ -68,12 +114,12 @@ def expired(connection: sa.Connection, now: datetime | None, job_id: str | None 
     return found
 
 
-def reap_job(
+def _reap_job(
     connection: sa.Connection, job_id: str, chunk_ids: list[int], now: datetime | None, max_attempts: int
 ) -> Reaped:
-    """Take the expired ones of these chunks from their workers. See `Store.reap`."""
+    """Take the expired ones of these chunks from their workers."""
     reaped = Reaped()
-    state = job_statements.lock(connection, job_id)
+    state = lock(connection, job_id)
     spec = connection.execute(sa.select(jobs.c.spec).where(jobs.c.id == job_id)).scalar_one()
     limit = max(int(spec.get("max_attempts") or max_attempts), 1)
     for chunk_id in chunk_ids:
@@ -103,7 +149,7 @@ def _take_back(connection: sa.Connection, row: Any, limit: int, reaped: Reaped) 
         _update(connection, row, state=ChunkState.DONE, attempts=attempts)
     elif attempts >= _before_suspicion(limit) + limit:
         _update(connection, row, state=ChunkState.CANCELLED, attempts=attempts)
-        lifecycle.fail(connection, row.job_id, WORKER_CRASHED, _no_row_in_hand(row, attempts))
+        fail_job(connection, row.job_id, WORKER_CRASHED, _no_row_in_hand(row, attempts))
         reaped.failed.append(row.job_id)
         return True
     else:
@@ -140,7 +186,7 @@ def _give_up(connection: sa.Connection, row: Any, in_hand: RowInHand) -> None:
         )
         for sample in range(row.num_samples)
     ]
-    result_statements.write_unrecorded(connection, row.id, row.epoch, batch)
+    write_unrecorded(connection, row.id, row.epoch, batch)
 
 
 def _unfinished_rows(connection: sa.Connection, row: Any) -> list[int]:

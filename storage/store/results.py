@@ -1,12 +1,11 @@
-"""Recording results: fenced, in bulk, each (row, sample) once."""
+"""Results: recorded fenced, in bulk, each (row, sample) once; read back in input order, page by page."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import attrgetter
 from typing import Any
 
 import psycopg
@@ -14,32 +13,27 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from storage.errors import InvalidResult
-from storage.records import Acceptance, Chunk, Result, RowStatus
-from storage.sql.encoding import dumps, integers, is_storable, storable, to_bytes
+from storage.records import Chunk, Result, RowStatus
 from storage.sql.tables import SAME_RESULT, acceptance, chunks, results
-from storage.store.chunks import due_again, require_lease
+from storage.store.chunks import require_lease
+from storage.store.room import Room, reads
+from storage.store.rows import (
+    ACCEPTANCE_COLUMNS,
+    ACCEPTANCE_COUNTS,
+    RESULT_COLUMNS,
+    acceptance_values,
+    result_from_row,
+    result_values,
+)
+from storage.store.states import due_again
 
 Key = tuple[int, int]
 """(row_index, sample)"""
+READ_PAGE = 500
+"""Results held at a time while iterating."""
 
-_PLAIN = ("num_prompt_tokens", "num_output_tokens", "method", "temperature")
-_TIMES = (
-    "queue_seconds", "first_token_seconds", "total_seconds", "draft_seconds", "verify_seconds", "num_preemptions",
-)  # fmt: skip
-_RESULT_COLUMNS = (
-    "job_id", "row_index", "sample", "epoch", "recorded_at", "status", "output_text", "output_bytes",
-    "output_token_ids", "finish_reason", "stop_reason", "error_code", "error_message", "row_id", "carried",
-    *_PLAIN, "seed", "logprobs", *_TIMES,
-)  # fmt: skip
-_ACCEPTANCE_COUNTS = (
-    "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_trimmed_draft_tokens", "num_output_tokens",
-)  # fmt: skip
-_ACCEPTANCE_ARRAYS = ("acceptance_histogram", "reached_per_position", "accepted_per_position")
-_ACCEPTANCE_COLUMNS = ("job_id", "row_index", "sample", *_ACCEPTANCE_COUNTS, *_ACCEPTANCE_ARRAYS)
-
-_plain = attrgetter(*_PLAIN)
-_times = attrgetter(*_TIMES)
-_counts = attrgetter(*_ACCEPTANCE_COUNTS)
+_STATISTICS = tuple(column for column in acceptance.c if column.name not in ("job_id", "row_index", "sample"))
+_EMITTED = acceptance.c.num_output_tokens.label("num_emitted_tokens")
 
 
 @dataclass(slots=True)
@@ -69,14 +63,79 @@ class Counts:
             self.num_accepted_draft_tokens += sign * stats.num_accepted_draft_tokens
 
 
-class AlreadyRecorded(Exception):
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """All the errors of one code in a job."""
+
+    error_code: str
+    num_errors: int
+    first_row_index: int
+    example_message: str | None
+
+
+class _AlreadyRecorded(Exception):
     """A record of the batch is there already; `write_unrecorded` sorts it out."""
 
 
-def write_all(connection: sa.Connection, chunk_id: int, epoch: int, batch: Sequence[Result]) -> int:
+class Results(Room):
+    @reads
+    def recorded(self, connection: sa.Connection, chunk: Chunk) -> set[Key]:
+        """The (row_index, sample) of a chunk that are finished: errors that are due again are not."""
+        retry_epoch = connection.execute(sa.select(chunks.c.retry_epoch).where(chunks.c.id == chunk.id)).scalar()
+        query = sa.select(results.c.row_index, results.c.sample).where(
+            results.c.job_id == chunk.job_id,
+            results.c.row_index >= chunk.start_row,
+            results.c.row_index < chunk.start_row + chunk.num_rows,
+        )
+        if retry_epoch:
+            query = query.where(sa.not_(due_again(retry_epoch)))
+        return {(row.row_index, row.sample) for row in connection.execute(query)}
+
+    def write(self, chunk_id: int, epoch: int, batch: Sequence[Result]) -> int:
+        """Record results of a chunk that runs under this epoch; how many were new (first success wins).
+
+        Nothing of the batch is written when this raises: `LeaseLost` when the chunk moved on, `InvalidResult` for
+        statistics that do not add up or an error without a code, ValueError for a row that is not the chunk's.
+        """
+        if not batch:
+            return 0
+        try:
+            return self.database.write(_write_all, chunk_id, epoch, batch)
+        except _AlreadyRecorded:
+            return self.database.write(write_unrecorded, chunk_id, epoch, batch)
+
+    def iterate(self, job_id: str, *, page: int = READ_PAGE) -> Iterator[Result]:
+        """All results by (row_index, sample), a page in memory at a time."""
+        after = (-1, 0)
+        while found := self.database.read(_page, job_id, after, page):
+            yield from found
+            after = (found[-1].row_index, found[-1].sample)
+
+    @reads
+    def errors(self, connection: sa.Connection, job_id: str, limit: int = 100) -> list[Result]:
+        """The first errors of a job, in input order."""
+        query = (
+            _with_acceptance()
+            .where(results.c.job_id == job_id, results.c.status == sa.literal_column("'error'"))
+            .order_by(results.c.row_index, results.c.sample)
+            .limit(limit)
+        )
+        return [result_from_row(row) for row in connection.execute(query)]
+
+    @reads
+    def error_groups(self, connection: sa.Connection, job_id: str) -> list[ErrorGroup]:
+        """Errors by code, the most frequent first."""
+        query = sa.text(
+            "SELECT error_code, num_errors, first_row_index, example_message FROM job_errors"
+            " WHERE job_id = :job_id ORDER BY num_errors DESC, error_code"
+        )
+        return [ErrorGroup(*row) for row in connection.execute(query, {"job_id": job_id})]
+
+
+def _write_all(connection: sa.Connection, chunk_id: int, epoch: int, batch: Sequence[Result]) -> int:
     """Insert a batch of which nothing is recorded yet: the usual case, with no look-up at all.
 
-    Raises `LeaseLost`, `InvalidResult` and `AlreadyRecorded`; nothing of the transaction may be kept then.
+    Raises `LeaseLost`, `InvalidResult` and `_AlreadyRecorded`; nothing of the transaction may be kept then.
     """
     row = _lease(connection, chunk_id, epoch, batch)
     _insert(connection, row.job_id, epoch, batch)
@@ -107,19 +166,6 @@ def write_unrecorded(connection: sa.Connection, chunk_id: int, epoch: int, batch
     return len(new)
 
 
-def recorded(connection: sa.Connection, chunk: Chunk) -> set[Key]:
-    """The (row_index, sample) of a chunk that are finished: errors that are due again are not."""
-    retry_epoch = connection.execute(sa.select(chunks.c.retry_epoch).where(chunks.c.id == chunk.id)).scalar()
-    query = sa.select(results.c.row_index, results.c.sample).where(
-        results.c.job_id == chunk.job_id,
-        results.c.row_index >= chunk.start_row,
-        results.c.row_index < chunk.start_row + chunk.num_rows,
-    )
-    if retry_epoch:
-        query = query.where(sa.not_(due_again(retry_epoch)))
-    return {(row.row_index, row.sample) for row in connection.execute(query)}
-
-
 def _lease(connection: sa.Connection, chunk_id: int, epoch: int, batch: Iterable[Result]) -> Any:
     row = require_lease(connection, chunk_id, epoch)
     end = row.start_row + row.num_rows
@@ -132,6 +178,22 @@ def _lease(connection: sa.Connection, chunk_id: int, epoch: int, batch: Iterable
     return row
 
 
+def _page(connection: sa.Connection, job_id: str, after: tuple[int, int], limit: int) -> list[Result]:
+    """The next results after a (row_index, sample), in that order."""
+    query = (
+        _with_acceptance()
+        .where(results.c.job_id == job_id, sa.tuple_(results.c.row_index, results.c.sample) > sa.tuple_(*after))
+        .order_by(results.c.row_index, results.c.sample)
+        .limit(limit)
+    )
+    return [result_from_row(row) for row in connection.execute(query)]
+
+
+def _with_acceptance() -> sa.Select[Any]:
+    statistics = (column for column in _STATISTICS if column.name != "num_output_tokens")
+    return sa.select(*results.c, *statistics, _EMITTED).select_from(results).outerjoin(acceptance, SAME_RESULT)
+
+
 def _recorded_between(connection: sa.Connection, job_id: str, first: int, last: int) -> Iterable[Any]:
     query = (
         sa.select(
@@ -142,7 +204,7 @@ def _recorded_between(connection: sa.Connection, job_id: str, first: int, last: 
             results.c.num_output_tokens,
             results.c.draft_seconds,
             results.c.verify_seconds,
-            *(sa.func.coalesce(acceptance.c[name], 0).label(name) for name in _ACCEPTANCE_COUNTS[:3]),
+            *(sa.func.coalesce(acceptance.c[name], 0).label(name) for name in ACCEPTANCE_COUNTS[:3]),
         )
         .outerjoin(acceptance, SAME_RESULT)
         .where(results.c.job_id == job_id, results.c.row_index.between(first, last))
@@ -175,19 +237,19 @@ def _insert(connection: sa.Connection, job_id: str, epoch: int, batch: Sequence[
     now: Any = datetime.now(UTC)
     if connection.dialect.name == "sqlite":
         now = now.strftime("%Y-%m-%d %H:%M:%S.%f")
-    rows = [_result_values(job_id, epoch, now, result) for result in batch]
+    rows = [result_values(job_id, epoch, now, result) for result in batch]
     statistics = [
-        _acceptance_values(job_id, result.row_index, result.sample, result.acceptance)
+        acceptance_values(job_id, result.row_index, result.sample, result.acceptance)
         for result in batch
         if result.acceptance is not None
     ]
     try:
-        _insert_rows(connection, "results", _RESULT_COLUMNS, rows)
-        _insert_rows(connection, "acceptance", _ACCEPTANCE_COLUMNS, statistics)
+        _insert_rows(connection, "results", RESULT_COLUMNS, rows)
+        _insert_rows(connection, "acceptance", ACCEPTANCE_COLUMNS, statistics)
     except (DataError, IntegrityError, psycopg.DataError, psycopg.IntegrityError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if _is_duplicate(cause):
-            raise AlreadyRecorded from error
+            raise _AlreadyRecorded from error
         raise InvalidResult(f"the database refuses a result of job {job_id}: {cause}") from error
 
 
@@ -212,43 +274,3 @@ def _insert_rows(
     with driver.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
         for row in rows:
             copy.write_row(row)
-
-
-def _result_values(job_id: str, epoch: int, now: Any, result: Result) -> tuple[Any, ...]:
-    text = result.output_text
-    kept = None
-    if text is not None and not is_storable(text):
-        kept, text = to_bytes(text), storable(text)
-    return (
-        job_id,
-        result.row_index,
-        result.sample,
-        epoch,
-        now,
-        result.status.value,
-        text,
-        kept,
-        None if result.output_token_ids is None else dumps(result.output_token_ids),
-        result.finish_reason,
-        None if result.stop_reason is None else storable(result.stop_reason),
-        result.error_code,
-        None if result.error_message is None else storable(result.error_message),
-        None if result.row_id is None else storable(result.row_id),
-        dumps(result.carried) if result.carried else "{}",
-        *_plain(result),
-        None if result.seed is None else str(result.seed),
-        None if result.logprobs is None else dumps(result.logprobs),
-        *_times(result),
-    )
-
-
-def _acceptance_values(job_id: str, row_index: int, sample: int, stats: Acceptance) -> tuple[Any, ...]:
-    return (
-        job_id,
-        row_index,
-        sample,
-        *_counts(stats),
-        integers(stats.acceptance_histogram),
-        integers(stats.reached_per_position),
-        integers(stats.accepted_per_position),
-    )

@@ -19,7 +19,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def work_chunk(store: Store, job: Job, *, errors: int = 0) -> None:
-    chunk = store.claim_next("worker-1", 60.0, job.id)
+    chunk = store.chunks.claim_next("worker-1", 60.0, job.id)
     assert chunk is not None
     complete(store, chunk, errors=errors)
 
@@ -29,25 +29,25 @@ def test_cancel_keeps_what_is_recorded_and_resume_does_the_rest(store: Store, pr
     work_chunk(store, job)
     assert lifecycle.cancel(store, job.id) is JobState.CANCELLED
     assert lifecycle.cancel(store, job.id) is JobState.CANCELLED
-    assert store.progress(job.id).num_ok == 100
-    assert store.claim_next("worker-1", 60.0, job.id) is None
+    assert store.jobs.progress(job.id).num_ok == 100
+    assert store.chunks.claim_next("worker-1", 60.0, job.id) is None
     assert lifecycle.resume(store, job.id) == 3
     work_through(store, job.id)
-    assert store.get_job(job.id).state is JobState.COMPLETED
-    assert store.progress(job.id).num_ok == 400
+    assert store.jobs.get(job.id).state is JobState.COMPLETED
+    assert store.jobs.progress(job.id).num_ok == 400
 
 
 def test_cancel_waits_for_running_chunks(store: Store, prompts: Path) -> None:
     job = submitted(store, prompts, chunk_rows=100).job
-    chunk = store.claim_next("worker-1", 60.0, job.id)
+    chunk = store.chunks.claim_next("worker-1", 60.0, job.id)
     assert chunk is not None
     assert lifecycle.cancel(store, job.id) is JobState.CANCELLING
     with pytest.raises(WrongState, match="wait until it is cancelled"):
         lifecycle.resume(store, job.id)
     with pytest.raises(WrongState, match="wait until it is cancelled"):
         lifecycle.retry(store, job.id)
-    assert store.heartbeat(chunk.id, chunk.epoch, 60.0).cancel_requested
-    store.release(chunk.id, chunk.epoch)
+    assert store.chunks.heartbeat(chunk.id, chunk.epoch, 60.0).cancel_requested
+    store.chunks.release(chunk.id, chunk.epoch)
     assert finish_if_done(store, job).state is JobState.CANCELLED
 
 
@@ -60,7 +60,7 @@ def test_what_makes_no_sense_is_refused(store: Store, prompts: Path) -> None:
         lifecycle.resume(store, job.id)
     with pytest.raises(WrongState, match="completed already"):
         lifecycle.cancel(store, job.id)
-    assert store.get_job(job.id).state is JobState.COMPLETED
+    assert store.jobs.get(job.id).state is JobState.COMPLETED
 
 
 def test_resume_and_retry_refuse_changed_input(store: Store, prompts: Path) -> None:
@@ -82,10 +82,10 @@ def test_retry_replaces_errors_by_answers(store: Store, prompts: Path) -> None:
     work_chunk(store, job)
     assert finish_if_done(store, job).state is JobState.COMPLETED
     assert lifecycle.retry(store, job.id) == 1
-    assert store.get_job(job.id).state is JobState.QUEUED
+    assert store.jobs.get(job.id).state is JobState.QUEUED
     work_chunk(store, job)
     assert finish_if_done(store, job).state is JobState.COMPLETED
-    progress = store.progress(job.id)
+    progress = store.jobs.progress(job.id)
     assert (progress.num_ok, progress.num_errors) == (400, 0)
     assert lifecycle.retry(store, job.id) == 0
 
@@ -99,7 +99,7 @@ def test_too_many_errors_stop_a_job_early(store: Store, prompts: Path) -> None:
     assert (failed.state, failed.error_code) == (JobState.FAILED, TOO_MANY_ERRORS)
     assert failed.error_message is not None
     assert "51 of the first 100 results are errors, more than max_error_rate 0.5" in failed.error_message
-    assert store.claim_next("worker-1", 60.0, job.id) is None
+    assert store.chunks.claim_next("worker-1", 60.0, job.id) is None
 
 
 def test_errors_up_to_the_limit_are_fine(store: Store, prompts: Path) -> None:
@@ -129,4 +129,4 @@ def test_a_job_stopped_for_its_errors_goes_on_by_retry(store: Store, prompts: Pa
     for _ in range(4):
         work_chunk(store, job)
     assert finish_if_done(store, job).state is JobState.COMPLETED
-    assert store.progress(job.id).num_ok == 400
+    assert store.jobs.progress(job.id).num_ok == 400

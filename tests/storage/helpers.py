@@ -35,12 +35,12 @@ def plan(job: Job, chunk_rows: int) -> Iterator[Chunk]:
 def add_job(store: Store, name: str = "job", *, chunk_rows: int = 5, **changes: Any) -> Job:
     job = make_job(name, **changes)
     file = InputFile(0, "/data/in.parquet", 123, "1", "prompt: string", (job.num_rows,), 0)
-    store.create_job(job, [file], plan(job, chunk_rows))
+    store.jobs.create(job, [file], plan(job, chunk_rows))
     return job
 
 
 def claim(store: Store, job: Job, worker: str = "worker") -> Chunk:
-    chunk = store.claim_next(worker, LEASE, job.id)
+    chunk = store.chunks.claim_next(worker, LEASE, job.id)
     assert chunk is not None
     return chunk
 
@@ -86,11 +86,11 @@ def pairs(chunk: Chunk, num_samples: int = 1) -> list[tuple[int, int]]:
 
 def work(store: Store, job: Job, *, bad_rows: Sequence[int] = ()) -> None:
     """Answer every chunk of a job that waits, rows in `bad_rows` with an error, and end the job."""
-    while (chunk := store.claim_next("worker", LEASE, job.id)) is not None:
-        done = store.recorded(chunk)
+    while (chunk := store.chunks.claim_next("worker", LEASE, job.id)) is not None:
+        done = store.results.recorded(chunk)
         todo = [pair for pair in pairs(chunk, job.num_samples) if pair not in done]
-        store.write_results(
+        store.results.write(
             chunk.id, chunk.epoch, [failure(*p) if p[0] in bad_rows else answer(*p) for p in reversed(todo)]
         )
-        assert store.finish(chunk.id, chunk.epoch)
-    assert store.finalize_if_done(job.id) is not None
+        assert store.chunks.finish(chunk.id, chunk.epoch)
+    assert store.jobs.finalize_if_done(job.id) is not None

@@ -54,24 +54,24 @@ def test_the_leases_of_dead_neighbours_end_and_others_are_left(store: Store) -> 
     me, job = this_process(), add_job(store, num_rows=20)
     dead, elsewhere = replace(me, start="1"), replace(me, start="1", pid_namespace="pid:[1]")
     for name, process in (("me", me), ("dead", dead), ("elsewhere", elsewhere)):
-        store.worker_seen(name, process)
+        store.telemetry.worker_seen(name, process)
     chunks = {name: claim(store, job, name).id for name in ("me", "dead", "elsewhere", "unknown")}
-    assert store.expire_dead_workers() == 1
-    assert [chunk.id for chunk in store.reap().released] == [chunks["dead"]]
-    assert {worker.worker_id for worker in store.list_workers()} == {"me", "elsewhere"}
+    assert store.reaper.expire_dead_workers() == 1
+    assert [chunk.id for chunk in store.reaper.reap().released] == [chunks["dead"]]
+    assert {worker.worker_id for worker in store.telemetry.workers()} == {"me", "elsewhere"}
 
 
 def test_who_works_on_a_job(store: Store) -> None:
     job, other = add_job(store), add_job(store, "other")
-    assert store.activity(job.id).nobody
-    store.worker_seen("run of other", this_process(), other.id)
-    assert store.activity(job.id).nobody
-    store.worker_seen("run", this_process(), job.id)
-    assert store.activity(job.id).num_workers == 1
-    store.worker_seen("worker", this_process())
-    assert store.activity(job.id).num_workers == 2
+    assert store.telemetry.activity(job.id).nobody
+    store.telemetry.worker_seen("run of other", this_process(), other.id)
+    assert store.telemetry.activity(job.id).nobody
+    store.telemetry.worker_seen("run", this_process(), job.id)
+    assert store.telemetry.activity(job.id).num_workers == 1
+    store.telemetry.worker_seen("worker", this_process())
+    assert store.telemetry.activity(job.id).num_workers == 2
     chunk = claim(store, job)
-    assert store.activity(job.id).num_chunks == 1
-    store.expire_leases("worker")
-    assert store.activity(job.id).num_chunks == 0
+    assert store.telemetry.activity(job.id).num_chunks == 1
+    store.chunks.expire_leases("worker")
+    assert store.telemetry.activity(job.id).num_chunks == 0
     assert chunk.job_id == job.id

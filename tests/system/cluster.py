@@ -111,7 +111,7 @@ class Cluster:
 
     def workers_ready(self, count: int) -> None:
         """Wait until this many workers have reported themselves."""
-        wait_until(lambda: len(self.store.list_workers()) >= count, "workers report themselves")
+        wait_until(lambda: len(self.store.telemetry.workers()) >= count, "workers report themselves")
 
     def submit(
         self, prompts: list[str], *, target: str, name: str = "job", engine: dict[str, Any] | None = None, **spec: Any
@@ -153,28 +153,28 @@ class Cluster:
             thread.join()
 
     def recorded(self, job: Job) -> int:
-        progress = self.store.progress(job.id)
+        progress = self.store.jobs.progress(job.id)
         return progress.num_ok + progress.num_errors
 
     def wait_recorded(self, job: Job, count: int) -> None:
         wait_until(lambda: self.recorded(job) >= count, f"{count} results are recorded")
 
     def wait_finished(self, job: Job) -> Job:
-        wait_until(lambda: self.store.get_job(job.id).state.terminal, "the job ends")
-        return self.store.get_job(job.id)
+        wait_until(lambda: self.store.jobs.get(job.id).state.terminal, "the job ends")
+        return self.store.jobs.get(job.id)
 
     def holds_chunk(self, worker: WorkerProcess) -> bool:
-        running = [chunk for job in self.store.list_jobs() for chunk in self.store.list_chunks(job.id, RUNNING)]
+        running = [chunk for job in self.store.jobs.newest() for chunk in self.store.chunks.of_job(job.id, RUNNING)]
         return any(f"-{worker.process.pid}-" in str(chunk.worker_id) for chunk in running)
 
     def undisturbed(self, job: Job) -> pa.Table:
         """The export of the same job when one process runs it without a broker and without trouble."""
         calm = submit(self.store, {**job.spec, "name": "calm"}, inspect(input_of(job))).job
         hosts = EngineHosts(engine_for)
-        while (chunk := self.store.claim_next("calm", 60.0, calm.id)) is not None:
+        while (chunk := self.store.chunks.claim_next("calm", 60.0, calm.id)) is not None:
             process_chunk(self.store, hosts, calm, chunk, worker_id="calm", stop=threading.Event())
         hosts.close()
-        self.store.finalize_if_done(calm.id)
+        self.store.jobs.finalize_if_done(calm.id)
         return self.export(calm)
 
     def export(self, job: Job) -> pa.Table:

@@ -32,7 +32,7 @@ def kill_one_of_two(cluster: Cluster, **spec: Any) -> None:
         doomed.kill()
         assert cluster.recorded(job) < len(PROMPTS)
         assert cluster.wait_finished(job).state is JobState.COMPLETED
-    assert any(chunk.attempts for chunk in cluster.store.list_chunks(job.id))
+    assert any(chunk.attempts for chunk in cluster.store.chunks.of_job(job.id))
     assert cluster.export(job) == cluster.undisturbed(job)
 
 
@@ -66,7 +66,7 @@ def test_every_message_delivered_three_times(
         with cluster.scheduling(job, StutteringPublisher(broker_server.url)):
             assert cluster.wait_finished(job).state is JobState.COMPLETED
         assert not any("Connection to broker lost" in worker.output() for worker in workers)
-        assert {chunk.epoch for chunk in cluster.store.list_chunks(job.id)} == {1}
+        assert {chunk.epoch for chunk in cluster.store.chunks.of_job(job.id)} == {1}
         assert cluster.export(job) == cluster.undisturbed(job)
 
 
@@ -80,10 +80,10 @@ def test_a_zombie_that_wakes_up_past_its_lease_writes_nothing(
             wait_until(lambda: cluster.holds_chunk(zombie) and cluster.holds_chunk(healthy), "both workers are busy")
             zombie.send(signal.SIGSTOP)
             assert cluster.wait_finished(job).state is JobState.COMPLETED
-            before = {(r.row_index, r.sample): r for r in cluster.store.iter_results(job.id)}
+            before = {(r.row_index, r.sample): r for r in cluster.store.results.iterate(job.id)}
             zombie.send(signal.SIGCONT)
             wait_until(lambda: ": lost, " in zombie.output(), "the zombie notices")
-            assert {(r.row_index, r.sample): r for r in cluster.store.iter_results(job.id)} == before
+            assert {(r.row_index, r.sample): r for r in cluster.store.results.iterate(job.id)} == before
             healthy.kill()
             more = cluster.submit(PROMPTS[:8], target="light:1", name="more")
             assert cluster.wait_finished(more).state is JobState.COMPLETED
@@ -103,15 +103,15 @@ def test_a_worker_that_freezes_inside_a_transaction_holds_nobody_up(
             wait_until(lambda: frozen.stopped, "the worker freezes")
             started = time.monotonic()
             cluster.start_worker()
-            cluster.store.cancel_job(other.id)
+            cluster.store.jobs.cancel(other.id)
             assert cluster.wait_finished(other).state is JobState.CANCELLED
             assert cluster.wait_finished(job).state is JobState.COMPLETED
             assert time.monotonic() - started < 45
-            before = list(cluster.store.iter_results(job.id))
+            before = list(cluster.store.results.iterate(job.id))
             frozen.send(signal.SIGCONT)
             more = cluster.submit(PROMPTS[:8], target="light:1", name="more")
             assert cluster.wait_finished(more).state is JobState.COMPLETED
-            assert list(cluster.store.iter_results(job.id)) == before
+            assert list(cluster.store.results.iterate(job.id)) == before
         assert frozen.alive
         assert cluster.export(job) == cluster.undisturbed(job)
 
@@ -131,11 +131,11 @@ def test_sigterm_exits_in_time_and_loses_nothing(
             cluster.wait_recorded(job, 8)
             first.send(signal.SIGTERM)
             assert first.process.wait(timeout=10) == 0
-            chunks = cluster.store.list_chunks(job.id)
+            chunks = cluster.store.chunks.of_job(job.id)
             assert not any(chunk.worker_id for chunk in chunks if chunk.lease_until is not None)
             assert not any(chunk.attempts for chunk in chunks)
             assert 8 <= cluster.recorded(job) < len(PROMPTS)
-            assert cluster.store.list_workers() == []
+            assert cluster.store.telemetry.workers() == []
             cluster.start_worker()
             assert cluster.wait_finished(job).state is JobState.COMPLETED
         assert cluster.export(job) == cluster.undisturbed(job)
@@ -153,11 +153,11 @@ def test_a_poison_row_is_isolated_and_recorded(
             def job_ended() -> bool:
                 if not any(worker.alive for worker in cluster.workers):
                     cluster.start_worker()
-                return cluster.store.get_job(job.id).state.terminal
+                return cluster.store.jobs.get(job.id).state.terminal
 
             wait_until(job_ended, "the job ends")
-        assert cluster.store.get_job(job.id).state is JobState.COMPLETED
-        (error,) = cluster.store.errors(job.id)
+        assert cluster.store.jobs.get(job.id).state is JobState.COMPLETED
+        (error,) = cluster.store.results.errors(job.id)
         assert (error.row_index, error.error_code) == (6, "worker_crashed")
         assert cluster.recorded(job) == len(prompts)
 
@@ -170,13 +170,13 @@ def test_cancel_keeps_what_finished_and_resume_does_the_rest(
         worker = cluster.start_worker()
         with cluster.scheduling(job):
             cluster.wait_recorded(job, 8)
-            cluster.store.cancel_job(job.id)
+            cluster.store.jobs.cancel(job.id)
             assert cluster.wait_finished(job).state is JobState.CANCELLED
-            kept = list(cluster.store.iter_results(job.id))
+            kept = list(cluster.store.results.iterate(job.id))
             assert 8 <= len(kept) < len(PROMPTS)
-            cluster.store.resume_job(job.id)
+            cluster.store.jobs.resume(job.id)
             assert cluster.wait_finished(job).state is JobState.COMPLETED
         assert worker.alive
-        now = {result.row_index: result for result in cluster.store.iter_results(job.id)}
+        now = {result.row_index: result for result in cluster.store.results.iterate(job.id)}
         assert [now[result.row_index] for result in kept] == kept
         assert cluster.export(job) == cluster.undisturbed(job)

@@ -70,7 +70,7 @@ def test_no_message_can_end_a_worker(make_cluster: MakeCluster, broker_server: B
     with make_cluster(broker_server.url, postgres_url) as cluster:
         first = cluster.submit(["one"], target="light:1", name="first")
         worker = cluster.start_worker()
-        (chunk,) = cluster.store.list_chunks(first.id)
+        (chunk,) = cluster.store.chunks.of_job(first.id)
         messages = list(fuzz(first.id, chunk.id))
         with kombu.Connection(broker_server.url) as connection:
             publish(connection, messages)
@@ -95,7 +95,7 @@ def test_no_message_can_end_a_worker(make_cluster: MakeCluster, broker_server: B
         assert "Connection to broker lost" not in log
         assert log.count("was dropped") > 40
         assert len(log) < 400_000
-        assert [chunk.epoch for job in (first, other) for chunk in cluster.store.list_chunks(job.id)] == [1, 1]
+        assert [chunk.epoch for job in (first, other) for chunk in cluster.store.chunks.of_job(job.id)] == [1, 1]
 
 
 def publish(connection: kombu.Connection, messages: list[tuple[Any, dict[str, Any], dict[str, Any]]]) -> None:

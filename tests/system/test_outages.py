@@ -50,7 +50,7 @@ def test_the_broker_is_killed_and_comes_back(
 
 
 def _in_hand(cluster: Cluster, job: Job) -> int:
-    return cluster.store.progress(job.id).chunks.get(ChunkState.RUNNING, 0)
+    return cluster.store.jobs.progress(job.id).chunks.get(ChunkState.RUNNING, 0)
 
 
 def test_postgresql_is_read_only_for_a_while(
@@ -69,7 +69,7 @@ def test_postgresql_is_read_only_for_a_while(
             assert recorded < len(PROMPTS)
             sessions.alter("RESET default_transaction_read_only", drop=False)
             assert cluster.wait_finished(job).state is JobState.COMPLETED
-        assert not any(chunk.attempts for chunk in cluster.store.list_chunks(job.id)), "no chunk was lost"
+        assert not any(chunk.attempts for chunk in cluster.store.chunks.of_job(job.id)), "no chunk was lost"
         assert cluster.export(job) == cluster.undisturbed(job)
 
 

@@ -15,13 +15,14 @@ from typing import Any
 import psycopg
 
 from runner.stores import store_when_up
-from storage.store import chunks
+from storage.store.chunks import Chunks
+from storage.store.room import writes
 from tests.system.light_engine import engine_for
 from workers.queue.app import STORE_PATIENCE, run_worker
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "claim": (chunks, "claim"),
-    "heartbeat": (chunks, "heartbeat"),
+    "claim": (Chunks, "claim"),
+    "heartbeat": (Chunks, "heartbeat"),
     "copy": (psycopg.Copy, "write_row"),
 }
 
@@ -29,14 +30,16 @@ PLACES: dict[str, tuple[Any, str]] = {
 def freeze_inside(place: str) -> None:
     owner, name = PLACES[place]
     real: Callable[..., Any] = getattr(owner, name)
+    inner: Callable[..., Any] = getattr(real, "__wrapped__", real)
+    """The statement, inside the transaction that the method is."""
 
-    def then_stop(*arguments: Any) -> Any:
-        result = real(*arguments)
+    def then_stop(*arguments: Any, **named: Any) -> Any:
+        result = inner(*arguments, **named)
         setattr(owner, name, real)
         os.kill(os.getpid(), signal.SIGSTOP)
         return result
 
-    setattr(owner, name, then_stop)
+    setattr(owner, name, then_stop if inner is real else writes(then_stop))
 
 
 if __name__ == "__main__":

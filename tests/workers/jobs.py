@@ -53,12 +53,12 @@ def make_job(
         Chunk(0, job.id, place, 0, start, start, min(chunk_rows, file.num_rows - start))
         for place, start in enumerate(starts)
     ]
-    store.create_job(job, [file], chunks)
+    store.jobs.create(job, [file], chunks)
     return job
 
 
 def claim(store: Store, job: Job, *, lease_seconds: float = LEASE) -> Chunk:
-    chunk = store.claim_next("test", lease_seconds, job.id)
+    chunk = store.chunks.claim_next("test", lease_seconds, job.id)
     assert chunk is not None
     return chunk
 
@@ -76,7 +76,7 @@ def run_chunk(
 
 
 def results(store: Store, job: Job) -> dict[tuple[int, int], Result]:
-    found = list(store.iter_results(job.id))
+    found = list(store.results.iterate(job.id))
     by_key = {(result.row_index, result.sample): result for result in found}
     assert len(by_key) == len(found)
     return by_key

@@ -71,7 +71,7 @@ def process_chunk(
         settings = JobSettings.from_job(job)
     except InvalidSpec as error:
         fail_job(store, job, "invalid_spec", str(error))
-        store.release(chunk.id, chunk.epoch)
+        store.chunks.release(chunk.id, chunk.epoch)
         return ChunkOutcome(ChunkStatus.JOB_FAILED, error=str(error))
     return _process(_Chunk(store, hosts, job, chunk, settings, worker_id, stop))
 
@@ -100,11 +100,11 @@ def _process(work: _Chunk) -> ChunkOutcome:
             outcome = _Run(work, lease).outcome()
     except Exception:
         with suppress(Exception):  # what happened first is what has to be told; the lease runs out by itself as well
-            store.heartbeat(chunk.id, chunk.epoch, 0.0)
+            store.chunks.heartbeat(chunk.id, chunk.epoch, 0.0)
         raise
     if outcome.status is ChunkStatus.FAILED:
         # A lease that has run out is what the reaper counts as an attempt; a release would not count.
-        patiently(lambda: store.heartbeat(chunk.id, chunk.epoch, 0.0), work.stop.is_set)
+        patiently(lambda: store.chunks.heartbeat(chunk.id, chunk.epoch, 0.0), work.stop.is_set)
     counts = f"{outcome.num_ok} ok, {outcome.num_errors} errors"
     logger.info("chunk %d of job %s: %s, %s", chunk.id, work.job.name, outcome.status, counts)
     return outcome
@@ -135,7 +135,7 @@ class _Run:
         try:
             self._generate()
             self._writer.flush()
-            done = patiently(lambda: self._store.finish(self._chunk.id, self._chunk.epoch), self._given_up)
+            done = patiently(lambda: self._store.chunks.finish(self._chunk.id, self._chunk.epoch), self._given_up)
             return self._ended(ChunkStatus.DONE if done else ChunkStatus.LOST)
         except _Interrupted as interruption:
             return self._released(interruption.status)
@@ -158,10 +158,10 @@ class _Run:
 
     def _generate(self) -> None:
         chunk, settings, hosts = self._chunk, self._work.settings, self._work.hosts
-        recorded = patiently(lambda: self._store.recorded(chunk), self._given_up)
+        recorded = patiently(lambda: self._store.results.recorded(chunk), self._given_up)
         if len(recorded) == chunk.num_rows * settings.num_samples:
             return
-        files = patiently(lambda: self._store.input_files(chunk.job_id), self._given_up)
+        files = patiently(lambda: self._store.jobs.files(chunk.job_id), self._given_up)
         rows = read_chunk({file.index: file for file in files}[chunk.file_index], chunk, settings.input)
         generation = Generation(settings, chunk, recorded, self._writer, self._check)
         try:
@@ -178,7 +178,7 @@ class _Run:
     def _take_in_hand(self, row: Row) -> None:
         self._check()
         noted = RowInHand(row.index, row.row_id, row.carried)
-        patiently(lambda: self._store.take_in_hand(self._chunk.id, self._chunk.epoch, noted), self._given_up)
+        patiently(lambda: self._store.chunks.take_in_hand(self._chunk.id, self._chunk.epoch, noted), self._given_up)
         self._in_hand = True
 
     def _not_for_long(self) -> bool:
@@ -200,7 +200,7 @@ class _Run:
         """Record what finished and give the chunk back."""
         try:
             self._writer.flush()
-            patiently(lambda: self._store.release(self._chunk.id, self._chunk.epoch), self._not_for_long)
+            patiently(lambda: self._store.chunks.release(self._chunk.id, self._chunk.epoch), self._not_for_long)
         except (LeaseLost, StoreUnavailable) as error:
             return ChunkOutcome(ChunkStatus.LOST, error=str(error))
         return self._ended(status)
@@ -228,4 +228,4 @@ class _Run:
 def fail_job(store: Store, job: Job, code: str, message: str) -> None:
     """End a job that no worker could run, and say so in the log."""
     logger.error("job %s cannot run: %s: %s", job.name, code, message)
-    store.fail_job(job.id, code, message)
+    store.jobs.fail(job.id, code, message)

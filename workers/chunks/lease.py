@@ -68,7 +68,7 @@ class LeaseKeeper:
     def _beat(self) -> bool:
         """One heartbeat; False when the store could not be reached."""
         try:
-            beat = self._store.heartbeat(self._chunk.id, self._chunk.epoch, self._lease_seconds)
+            beat = self._store.chunks.heartbeat(self._chunk.id, self._chunk.epoch, self._lease_seconds)
         except StoreUnavailable as error:
             complain(logger, f"chunk {self._chunk.id}: heartbeat failed, trying again: {error}")
             return False

@@ -54,15 +54,15 @@ class Pulse:
         self._done.set()
         self._thread.join()
         try:
-            self._store.worker_gone(self._worker_id)
+            self._store.telemetry.worker_gone(self._worker_id)
         except StorageError as error:
             logger.warning("worker %s could not sign off: %s", self._worker_id, error)
 
     def _run(self) -> None:
         while True:
             try:
-                self._store.worker_seen(self._worker_id, self._process, self._job_id)
-                self._store.expire_dead_workers()
+                self._store.telemetry.worker_seen(self._worker_id, self._process, self._job_id)
+                self._store.reaper.expire_dead_workers()
                 if (host := self._hosts.running) is not None:
                     read_engine(self._store, self._worker_id, host)
             except StorageError as error:
@@ -115,7 +115,7 @@ def _read_for(job_id: str | None, store: Store, worker_id: str, host: EngineHost
         num_draft_tokens=now.drafted,
         num_accepted_draft_tokens=now.accepted,
     )
-    store.write_engine_samples([sample])
+    store.telemetry.write_engine_samples([sample])
 
 
 def _record(store: Store, job_id: str, host: EngineHost) -> None:
@@ -123,9 +123,11 @@ def _record(store: Store, job_id: str, host: EngineHost) -> None:
     speculation = report["speculator"]
     parameters = {key: value for key, value in asdict(host.config).items() if key != "speculation"}
     target = host.config.target
-    store.record_model(job_id, "target", target, report["content_hash"], parameters=parameters, report=report)
+    store.telemetry.record_model(job_id, "target", target, report["content_hash"], parameters=parameters, report=report)
     draft = report.get("draft")
     if draft is not None:
-        store.record_model(job_id, "draft", draft["name"], draft["content_hash"], parameters=speculation, report=draft)
+        store.telemetry.record_model(
+            job_id, "draft", draft["name"], draft["content_hash"], parameters=speculation, report=draft
+        )
     for method in host.config.speculation.methods:
-        store.record_speculator(job_id, method, speculation["verify"], parameters=speculation)
+        store.telemetry.record_speculator(job_id, method, speculation["verify"], parameters=speculation)

@@ -120,5 +120,5 @@ class ResultWriter:
         """Write what waits. Raises `LeaseLost`. A store out of reach is tried again until it is given up."""
         if not self._pending:
             return
-        patiently(lambda: self._store.write_results(self._chunk.id, self._chunk.epoch, self._pending), self._give_up)
+        patiently(lambda: self._store.results.write(self._chunk.id, self._chunk.epoch, self._pending), self._give_up)
         self._pending = []

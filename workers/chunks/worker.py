@@ -60,12 +60,12 @@ class Worker:
         """Claim the chunk that a message names and process it. None when there is nothing to do: the message is a
         duplicate or late, or its job is gone. Raises `Draining` when the worker is stopping."""
         try:
-            job = patiently(lambda: self.store.get_job(message.job_id), self.stop.is_set)
+            job = patiently(lambda: self.store.jobs.get(message.job_id), self.stop.is_set)
         except UnknownJob:
             logger.info("job %s is no longer in the store; its message is dropped", message.job_id)
             return None
         outcome = self._take(
-            job, lambda lease: self.store.claim(message.chunk_id, message.epoch, self.id, lease, job.id)
+            job, lambda lease: self.store.chunks.claim(message.chunk_id, message.epoch, self.id, lease, job.id)
         )
         if outcome is not None and outcome.status is ChunkStatus.NOT_LOADED:
             self._wait_after_failed_load(job, str(outcome.error))
@@ -76,7 +76,7 @@ class Worker:
 
         Raises `Draining` when the worker is stopping. What a failed load means is up to the caller.
         """
-        return self._take(job, lambda lease: self.store.claim_next(self.id, lease, job.id))
+        return self._take(job, lambda lease: self.store.chunks.claim_next(self.id, lease, job.id))
 
     def _take(self, job: Job, claim: Callable[[float], Chunk | None]) -> ChunkOutcome | None:
         """Claim and process, beside other chunks; but a chunk whose rows may kill the process runs alone.
@@ -93,12 +93,12 @@ class Worker:
                     return None
                 if not is_suspect(job, chunk):
                     return self._process(job, chunk)
-                self.store.release(chunk.id, chunk.epoch)
+                self.store.chunks.release(chunk.id, chunk.epoch)
         except GaveUp as error:
             raise Draining from error
         try:
             with self._company.enter(alone=True, give_up=self.stop.is_set):
-                again = self.store.claim(chunk.id, chunk.epoch + 1, self.id, lease)
+                again = self.store.chunks.claim(chunk.id, chunk.epoch + 1, self.id, lease)
                 return ChunkOutcome(ChunkStatus.LOST) if again is None else self._process(job, again)
         except GaveUp:
             return ChunkOutcome(ChunkStatus.RELEASED)
@@ -107,7 +107,10 @@ class Worker:
         """Leave the job to others for a while. Where nobody else is at it either, it is the job's fault in the end."""
         failed = self.hosts.failed_loads
         logger.error("worker %s could not load the engine of job %s: %s", self.id, job.name, reason)
-        if failed >= LOADS and patiently(lambda: self.store.activity(job.id), self.stop.is_set).num_chunks == 0:
+        if (
+            failed >= LOADS
+            and patiently(lambda: self.store.telemetry.activity(job.id), self.stop.is_set).num_chunks == 0
+        ):
             fail_job(self.store, job, LOAD_FAILED, f"worker {self.id}: {reason}, {failed} times in a row")
         self.stop.wait(LOAD_PAUSE * failed)
 

@@ -44,7 +44,7 @@ def calibrated(skip: tuple[str, ...] = SET, path: str | None = None) -> Path:
 
 def speculation_of(cli: Cli) -> dict[str, Any]:
     with Store.open(cli.store) as store:
-        section: dict[str, Any] = store.get_job("j").spec["engine"]["speculation"]
+        section: dict[str, Any] = store.jobs.get("j").spec["engine"]["speculation"]
     return section
 
 
@@ -53,7 +53,10 @@ def test_what_was_calibrated_is_in_the_spec_and_on_record(cli: Cli, prompts: Pat
     cli.run(prompts, *SELF, target=TARGET)
     assert speculation_of(cli)["skip"] == list(SET)
     with Store.open(cli.store) as store:
-        [model], [speculator] = store.models(store.get_job("j").id), store.speculators(store.get_job("j").id)
+        [model], [speculator] = (
+            store.telemetry.models(store.jobs.get("j").id),
+            store.telemetry.speculators(store.jobs.get("j").id),
+        )
     assert model["report"]["speculator"]["skip"] == speculator["parameters"]["skip"] == list(SET)
 
 
@@ -105,7 +108,7 @@ def test_resuming_needs_no_file(cli: Cli, prompts: Path, named: tuple[str, ...],
     assert "goes on with the skip set that it was submitted with" in again.stderr
     assert json.loads(again.stdout)["id"] == first["id"]
     with Store.open(cli.store) as store:
-        assert len(list(store.iter_results(first["id"]))) == 6
+        assert len(list(store.results.iterate(first["id"]))) == 6
     cli(*arguments, "--new", code=2)
 
 
@@ -118,9 +121,9 @@ def test_a_worker_without_the_calibration_skips_the_same(
     cli("submit", "job.yaml")
     monkeypatch.setenv("NIGHTDRAFT_CACHE", str(tmp_path / "elsewhere"))
     with Store.open(cli.store) as store:
-        job = LocalRun(store, store.get_job("j"), threading.Event()).run(JsonDisplay()).job
+        job = LocalRun(store, store.jobs.get("j"), threading.Event()).run(JsonDisplay()).job
         assert job.state is JobState.COMPLETED
-        assert store.models(job.id)[0]["report"]["speculator"]["skip"] == list(SET)
+        assert store.telemetry.models(job.id)[0]["report"]["speculator"]["skip"] == list(SET)
 
 
 @pytest.mark.parametrize(

@@ -89,16 +89,16 @@ def test_a_run_on_a_full_disk_waits_stops_at_ctrl_c_and_goes_on(
     small_disk.leave(3_000_000)
     assert subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=cli.folder).returncode == 0
     with Store.open(store_url) as store:
-        job = store.get_job("big")
+        job = store.jobs.get("big")
         assert job.state is JobState.COMPLETED
-        assert [result.row_index for result in store.iter_results(job.id)] == list(range(120))
-        assert not store.errors(job.id)
+        assert [result.row_index for result in store.results.iterate(job.id)] == list(range(120))
+        assert not store.results.errors(job.id)
 
 
 def bounded_patience(path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "OUTAGE_SECONDS", 1.0)
     with Store.open(store_url, patience=1.0) as store, JsonDisplay() as display:
-        run = LocalRun(store, store.get_job("big"), threading.Event())
+        run = LocalRun(store, store.jobs.get("big"), threading.Event())
         with pytest.raises(StoreFull, match="free some on the disk that holds"):
             run.run(display)
 

@@ -79,7 +79,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 def wait_for(store: Store, process: subprocess.Popen[str], condition: Callable[[str], bool]) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
-        job = store.find_job("k")
+        job = store.jobs.find("k")
         if job is not None and condition(job.id):
             return
         time.sleep(0.05)
@@ -92,10 +92,10 @@ def killed(cli: Cli, launch: Launch, write_prompts: WritePrompts) -> Cli:
     path = write_prompts([f"p{n}" for n in range(40)])
     process = launch(command(cli.store, path, SLOW, "--chunk-rows", "8", "--set", "engine.max_batch=4"))
     with Store.open(cli.store) as store:
-        wait_for(store, process, lambda job: store.progress(job).num_ok > 0)
+        wait_for(store, process, lambda job: store.jobs.progress(job).num_ok > 0)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        assert store.progress(store.get_job("k").id).chunks[ChunkState.RUNNING] > 0
+        assert store.jobs.progress(store.jobs.get("k").id).chunks[ChunkState.RUNNING] > 0
     return cli
 
 
@@ -140,7 +140,7 @@ def test_every_command_takes_back_first_what_a_killed_run_held(killed: Cli) -> N
     # The same before anybody looked: the job is being cancelled, and its worker is dead.
     late = copy("late")
     with Store.open(late.store) as store:
-        assert store.cancel_job(store.get_job("k").id) is JobState.CANCELLING
+        assert store.jobs.cancel(store.jobs.get("k").id) is JobState.CANCELLING
     assert late.json("status", "k")["state"] == "cancelled"
     done = late.json(*run, "--set", "engine.max_batch=4")
     assert (done["state"], done["num_ok"]) == ("completed", 40)
@@ -178,14 +178,14 @@ def test_two_runs_that_cannot_see_each_other_leave_each_other_s_rows_alone(
     with Store.open(postgres_url) as store:
         runs = [launch(arguments, inside=(*APART, "sh", "-c", NUMBERED, str(number))) for number in (50, 90)]
         for run in runs:
-            wait_for(store, run, lambda job: {worker.pid > 90 for worker in store.list_workers()} == {False, True})
+            wait_for(store, run, lambda job: {worker.pid > 90 for worker in store.telemetry.workers()} == {False, True})
         for run in runs:
             _, errors = run.communicate(timeout=90)
             assert run.returncode == 0, errors
             assert "left behind" not in errors
-        job = store.get_job("k")
-        assert [chunk.attempts for chunk in store.list_chunks(job.id)] == [0, 0, 0]
-        assert (store.progress(job.id).num_ok, store.progress(job.id).num_errors) == (24, 0)
+        job = store.jobs.get("k")
+        assert [chunk.attempts for chunk in store.chunks.of_job(job.id)] == [0, 0, 0]
+        assert (store.jobs.progress(job.id).num_ok, store.jobs.progress(job.id).num_errors) == (24, 0)
 
 
 @pytest.mark.parametrize("happened", ["deleted", "replaced"])
@@ -196,7 +196,7 @@ def test_a_store_that_vanishes_under_a_run_ends_it(
     process = launch(command("own.db", path, SLOW))
     store = tmp_path / "own.db"
     with Store.open(f"sqlite:///{store}") as opened:
-        wait_for(opened, process, lambda job_id: opened.progress(job_id).num_ok > 0)
+        wait_for(opened, process, lambda job_id: opened.jobs.progress(job_id).num_ok > 0)
     if happened == "replaced":
         shutil.copy(store, tmp_path / "other.db")
         (tmp_path / "other.db").replace(store)

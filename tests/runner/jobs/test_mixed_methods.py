@@ -68,7 +68,7 @@ def test_rows_name_their_method_and_the_view_separates_them(store: Store, prompt
     assert all(drafted[method][2] > 0 for method in ("ngram", "suffix", "draft_model"))
     assert drafted["draft_model"][2] / drafted["draft_model"][1] > drafted["ngram"][2] / drafted["ngram"][1]
     assert sum(row[4] for row in found) == 40 * NUM_ROWS
-    assert {row["method"] for row in store.speculators(job.id)} == set(drafted)
+    assert {row["method"] for row in store.telemetry.speculators(job.id)} == set(drafted)
 
 
 def test_the_answers_are_those_of_plain_decoding(store: Store, prompts: Path, write_prompts: WritePrompts) -> None:
@@ -76,7 +76,7 @@ def test_the_answers_are_those_of_plain_decoding(store: Store, prompts: Path, wr
     without = write_prompts([f"prompt {n}" for n in range(NUM_ROWS)], "plain.parquet")
     plain = run(store, without, "plain", method="none")
     texts, expected = (
-        {result.row_index: result.output_text for result in store.iter_results(job.id)} for job in (mixed, plain)
+        {result.row_index: result.output_text for result in store.results.iterate(job.id)} for job in (mixed, plain)
     )
     assert texts == expected
 

@@ -71,14 +71,14 @@ def test_a_run_that_cannot_load_its_engine_leaves_the_job_to_the_one_that_could(
     )
     cli("submit", "big.yaml")
     with Store.open(cli.store) as store:
-        job = store.get_job("big")
-        other = store.claim_next("another", 60.0, job.id)
+        job = store.jobs.get("big")
+        other = store.chunks.claim_next("another", 60.0, job.id)
         assert other is not None
         result = cli("run", "big.yaml", code=2)
         assert "goes on in another process" in result.stderr
         assert "Traceback" not in result.stderr
-        assert store.get_job("big").state is JobState.IN_PROGRESS
-        assert store.heartbeat(other.id, other.epoch, 60.0).alive
+        assert store.jobs.get("big").state is JobState.IN_PROGRESS
+        assert store.chunks.heartbeat(other.id, other.epoch, 60.0).alive
 
 
 def test_tokens_are_counted_before_the_first_row_is_through(cli: Cli, write_prompts: WritePrompts) -> None:
@@ -113,12 +113,12 @@ def test_what_a_killed_run_left_behind_is_said_once_and_other_jobs_are_silent(cl
         )
         cli("submit", f"{name}.yaml")
     with Store.open(cli.store) as store:
-        mine, other = store.get_job("mine"), store.get_job("other")
+        mine, other = store.jobs.get("mine"), store.jobs.get("other")
         for job in (mine, mine, other):
-            assert store.claim_next("killed", 60.0, job.id) is not None
-        store.expire_leases("killed")
+            assert store.chunks.claim_next("killed", 60.0, job.id) is not None
+        store.chunks.expire_leases("killed")
         errors = cli("run", "mine.yaml").stderr
-        assert store.progress(other.id).chunks[ChunkState.RUNNING] == 1, "left to those who work on that job"
+        assert store.jobs.progress(other.id).chunks[ChunkState.RUNNING] == 1, "left to those who work on that job"
     assert errors.count("WARNING") == errors.count("left behind when it was killed or failed") == 1
     assert not re.search("other|chunk|" + "|".join((mine.id, other.id)), errors)
 
@@ -146,11 +146,11 @@ def test_stop_drains_and_the_next_run_goes_on(tmp_path: Path, write_prompts: Wri
         job = submit_job(store, spec).job
         outcome = LocalRun(store, job, stop).run(StopOnFirstResult())
         assert outcome.job.state is JobState.IN_PROGRESS
-        done = store.progress(job.id).num_ok
+        done = store.jobs.progress(job.id).num_ok
         assert 0 < done < 40
         outcome = LocalRun(store, submit_job(store, spec).job, threading.Event()).run(JsonDisplay())
         assert outcome.job.state is JobState.COMPLETED
-        assert len(list(store.iter_results(job.id))) == 40
+        assert len(list(store.results.iterate(job.id))) == 40
 
 
 def start(cli: Cli, path: Path, target: str) -> subprocess.Popen[str]:
@@ -174,8 +174,8 @@ def wait_for_results(cli: Cli, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         with Store.open(cli.store) as store:
-            job = store.find_job("k")
-            if job is not None and store.progress(job.id).num_ok:
+            job = store.jobs.find("k")
+            if job is not None and store.jobs.progress(job.id).num_ok:
                 return
         time.sleep(0.1)
     raise AssertionError(f"no results: {process.communicate()}")

@@ -31,7 +31,7 @@ def dispatcher(
 
 
 def states(store: Store, job_id: str) -> dict[ChunkState, int]:
-    return {state: count for state, count in store.progress(job_id).chunks.items() if count}
+    return {state: count for state, count in store.jobs.progress(job_id).chunks.items() if count}
 
 
 def test_no_more_than_the_window_is_dispatched(store: Store, job_id: str, broker: MemoryPublisher) -> None:
@@ -40,14 +40,14 @@ def test_no_more_than_the_window_is_dispatched(store: Store, job_id: str, broker
     assert states(store, job_id) == {ChunkState.PENDING: 6, ChunkState.DISPATCHED: 4}
     work_off(store, broker.messages.popleft())
     assert fill()
-    assert [message.chunk_id for message in broker.messages] == [chunk.id for chunk in store.list_chunks(job_id)[1:5]]
+    assert [message.chunk_id for message in broker.messages] == [chunk.id for chunk in store.chunks.of_job(job_id)[1:5]]
 
 
 def test_a_claimed_chunk_makes_room(store: Store, job_id: str, broker: MemoryPublisher) -> None:
     fill = dispatcher(store, broker).step
     fill()
     first = broker.messages.popleft()
-    assert store.claim(first.chunk_id, first.epoch, "worker-1", 60.0)
+    assert store.chunks.claim(first.chunk_id, first.epoch, "worker-1", 60.0)
     assert fill()
     assert states(store, job_id) == {ChunkState.PENDING: 5, ChunkState.DISPATCHED: 4, ChunkState.RUNNING: 1}
 
@@ -73,7 +73,7 @@ def test_two_schedulers_and_duplicates_do_no_harm(store: Store, job_id: str, bro
     broker.messages.extend(list(broker.messages))
     outcomes = [work_off(store, message) for message in broker.messages]
     assert outcomes == [True] * 4 + [False] * 4
-    assert store.progress(job_id).num_ok == 4
+    assert store.jobs.progress(job_id).num_ok == 4
 
 
 def test_lost_messages_are_published_again(store: Store, job_id: str, broker: MemoryPublisher) -> None:
@@ -116,7 +116,7 @@ def test_a_late_message_and_its_replacement_run_the_chunk_once(
 
 def test_a_cancelled_job_is_not_dispatched(store: Store, job_id: str, broker: MemoryPublisher) -> None:
     dispatcher(store, broker).step()
-    store.cancel_job(job_id)
+    store.jobs.cancel(job_id)
     assert not dispatcher(store, broker).step()
     assert not any(work_off(store, message) for message in broker.messages)
-    assert store.list_chunks(job_id, IN_FLIGHT) == []
+    assert store.chunks.of_job(job_id, IN_FLIGHT) == []

@@ -72,7 +72,7 @@ async def test_a_job_is_served_to_its_end(
         finished = await scheduler.run(job.id)
         group.cancel_scope.cancel()
     assert finished.state is JobState.COMPLETED
-    assert store.progress(job.id).num_ok == 20
+    assert store.jobs.progress(job.id).num_ok == 20
     assert broker.closed
 
 
@@ -85,7 +85,7 @@ async def test_lost_messages_only_delay(
         finished = await scheduler.run(job.id)
         group.cancel_scope.cancel()
     assert finished.state is JobState.COMPLETED
-    assert store.progress(job.id).num_ok == 20
+    assert store.jobs.progress(job.id).num_ok == 20
 
 
 async def test_a_broker_that_is_away_only_delays(
@@ -98,9 +98,9 @@ async def test_a_broker_that_is_away_only_delays(
         group.start_soon(scheduler.serve)
         await until(lambda: "trying again" in caplog.text)
         broker.down = False
-        await until(lambda: store.get_job(job.id).state.terminal)
+        await until(lambda: store.jobs.get(job.id).state.terminal)
         group.cancel_scope.cancel()
-    assert store.get_job(job.id).state is JobState.COMPLETED
+    assert store.jobs.get(job.id).state is JobState.COMPLETED
 
 
 async def test_a_database_that_is_away_only_delays(
@@ -118,12 +118,12 @@ async def test_a_database_that_is_away_only_delays(
 
     async with anyio.create_task_group() as group:
         with monkeypatch.context() as patch:
-            for name in ("pending_chunks", "reap", "unfinished_jobs"):
-                patch.setattr(store, name, away)
+            for room, name in ((store.chunks, "pending"), (store.reaper, "reap"), (store.jobs, "unfinished")):
+                patch.setattr(room, name, away)
             await group.start(scheduler.serve)
             await until(lambda: "the database system is starting up; trying again" in caplog.text)
         group.start_soon(work, store, broker)
-        await until(lambda: store.get_job(job.id).state is JobState.COMPLETED)
+        await until(lambda: store.jobs.get(job.id).state is JobState.COMPLETED)
         group.cancel_scope.cancel()
 
 
@@ -131,14 +131,14 @@ async def test_dead_workers_lose_their_chunks_to_others(
     store: Store, broker: MemoryPublisher, scheduler: Scheduler, tmp_path: Path
 ) -> None:
     job = new_job(store, tmp_path)
-    dead = store.claim_next("dead", 0.01, job.id)
+    dead = store.chunks.claim_next("dead", 0.01, job.id)
     assert dead is not None
     async with anyio.create_task_group() as group:
         group.start_soon(work, store, broker)
         finished = await scheduler.run(job.id)
         group.cancel_scope.cancel()
     assert finished.state is JobState.COMPLETED
-    assert store.list_chunks(job.id)[0].attempts == 1
+    assert store.chunks.of_job(job.id)[0].attempts == 1
 
 
 async def test_a_poison_row_is_recorded_and_the_rest_goes_on(
@@ -149,15 +149,15 @@ async def test_a_poison_row_is_recorded_and_the_rest_goes_on(
 
     def work_or_die() -> None:
         message = broker.messages.popleft()
-        chunk = store.claim(message.chunk_id, message.epoch, "mortal", 0.2)
+        chunk = store.chunks.claim(message.chunk_id, message.epoch, "mortal", 0.2)
         if chunk is None or not under_suspicion(chunk.attempts, 2):
             return
-        if (poison, 0) in store.recorded(chunk):
+        if (poison, 0) in store.results.recorded(chunk):
             rest = [row for row in range(8) if row != poison]
-            store.write_results(chunk.id, chunk.epoch, [Result(row, 0, RowStatus.OK, output_text="x") for row in rest])
-            assert store.finish(chunk.id, chunk.epoch)
+            store.results.write(chunk.id, chunk.epoch, [Result(row, 0, RowStatus.OK, output_text="x") for row in rest])
+            assert store.chunks.finish(chunk.id, chunk.epoch)
         else:
-            store.take_in_hand(chunk.id, chunk.epoch, RowInHand(poison))
+            store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(poison))
 
     async def mortal_worker() -> None:
         while True:
@@ -170,8 +170,10 @@ async def test_a_poison_row_is_recorded_and_the_rest_goes_on(
         finished = await scheduler.run(job.id)
         group.cancel_scope.cancel()
     assert finished.state is JobState.COMPLETED
-    assert [(error.row_index, error.error_code) for error in store.errors(job.id)] == [(poison, "worker_crashed")]
-    assert store.progress(job.id).num_ok == 7
+    assert [(error.row_index, error.error_code) for error in store.results.errors(job.id)] == [
+        (poison, "worker_crashed")
+    ]
+    assert store.jobs.progress(job.id).num_ok == 7
 
 
 async def test_a_daemon_serves_all_jobs_and_ends_when_cancelled(
@@ -182,7 +184,7 @@ async def test_a_daemon_serves_all_jobs_and_ends_when_cancelled(
         group.start_soon(work, store, broker)
         await group.start(scheduler.serve)
         jobs.append(new_job(store, tmp_path, name="later"))
-        await until(lambda: all(store.get_job(job.id).state is JobState.COMPLETED for job in jobs))
+        await until(lambda: all(store.jobs.get(job.id).state is JobState.COMPLETED for job in jobs))
         group.cancel_scope.cancel()
     assert broker.closed
 
@@ -218,7 +220,7 @@ async def test_a_hopeless_job_is_stopped(
         finished = await scheduler.run(job.id)
         group.cancel_scope.cancel()
     assert (finished.state, finished.error_code) == (JobState.FAILED, "max_error_rate")
-    assert store.progress(job.id).num_errors < 4000
+    assert store.jobs.progress(job.id).num_errors < 4000
 
 
 async def test_an_unexpected_error_is_logged_with_its_job_and_the_others_go_on(
@@ -230,33 +232,34 @@ async def test_an_unexpected_error_is_logged_with_its_job_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bad, good = (new_job(store, tmp_path, name=name) for name in ("bad", "good"))
-    dead = [store.claim_next("dead", 0.0, job.id) for job in (bad, good)]
-    broken = {"is_settled", "reap", "pending_chunks"}
+    dead = [store.chunks.claim_next("dead", 0.0, job.id) for job in (bad, good)]
+    rooms: dict[str, object] = {"is_settled": store.jobs, "reap": store.reaper, "pending": store.chunks}
+    broken = set(rooms)
 
     def break_for_the_bad_job(name: str) -> None:
-        real = getattr(store, name)
+        real = getattr(rooms[name], name)
 
         def call(*arguments: object, **named: object) -> object:
-            if name in broken and (bad.id in (*arguments, *named.values()) or name == "pending_chunks"):
+            if name in broken and (bad.id in (*arguments, *named.values()) or name == "pending"):
                 raise RuntimeError(f"a bug in {name}")
             return real(*arguments, **named)
 
-        monkeypatch.setattr(store, name, call)
+        monkeypatch.setattr(rooms[name], name, call)
 
     for name in tuple(broken):
         break_for_the_bad_job(name)
     async with anyio.create_task_group() as group:
         await group.start(scheduler.serve)
-        await until(lambda: "a bug in pending_chunks" in caplog.text)
-        broken.remove("pending_chunks")
+        await until(lambda: "a bug in pending" in caplog.text)
+        broken.remove("pending")
         group.start_soon(work, store, broker)
-        await until(lambda: store.get_job(good.id).state is JobState.COMPLETED)
+        await until(lambda: store.jobs.get(good.id).state is JobState.COMPLETED)
         told = [record.getMessage() for record in caplog.records if record.exc_info]
         assert sum(bad.id in text for text in told) >= 2, told
         assert not any(good.id in text for text in told)
         assert len(told) < 20, "with growing pauses"
         broken.clear()
-        await until(lambda: store.get_job(bad.id).state is JobState.COMPLETED)
+        await until(lambda: store.jobs.get(bad.id).state is JobState.COMPLETED)
         group.cancel_scope.cancel()
     assert all(dead)
     assert broker.closed
@@ -286,15 +289,15 @@ async def test_a_real_broker_that_forgets_everything_only_delays(
 
         async with anyio.create_task_group() as group:
             await group.start(scheduler.serve)
-            await until(lambda: store.count_dispatched() == 10)
+            await until(lambda: store.chunks.count_dispatched() == 10)
             await anyio.to_thread.run_sync(work_on, 3)
             network.cut()
             queue.purge()
             await until(lambda: "trying again" in caplog.text)
             network.mend()
-            while not store.get_job(job.id).state.terminal:
+            while not store.jobs.get(job.id).state.terminal:
                 await anyio.to_thread.run_sync(work_on, 1)
                 await anyio.sleep(0.01)
             group.cancel_scope.cancel()
-    assert store.get_job(job.id).state is JobState.COMPLETED
-    assert store.progress(job.id).num_ok == 20
+    assert store.jobs.get(job.id).state is JobState.COMPLETED
+    assert store.jobs.progress(job.id).num_ok == 20

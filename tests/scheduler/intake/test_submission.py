@@ -37,28 +37,28 @@ def submitted(
 
 
 def work_through(store: Store, job_id: str) -> None:
-    while chunk := store.claim_next("worker-1", 60.0, job_id):
+    while chunk := store.chunks.claim_next("worker-1", 60.0, job_id):
         complete(store, chunk)
-    store.finalize_if_done(job_id)
+    store.jobs.finalize_if_done(job_id)
 
 
 def test_a_job_is_stored_with_its_files_chunks_and_settled_columns(store: Store, prompts: Path) -> None:
     submission = submitted(store, prompts)
     assert not submission.resumed
-    job = store.get_job("night")
+    job = store.jobs.get("night")
     assert job == submission.job
     assert (job.state, job.num_rows, job.num_samples) == (JobState.QUEUED, 100, 1)
     assert job.spec["input"]["prompt_column"] == "prompt"
     assert job.spec["input"]["paths"] == [str(prompts)]
-    assert [file.path for file in store.input_files(job.id)] == [str(prompts)]
-    chunks = store.list_chunks(job.id)
+    assert [file.path for file in store.jobs.files(job.id)] == [str(prompts)]
+    chunks = store.chunks.of_job(job.id)
     assert len(chunks) > 1
     assert sum(chunk.num_rows for chunk in chunks) == 100
 
 
 def test_no_rows_complete_at_once(store: Store, prompts: Path) -> None:
     assert submitted(store, prompts, limit=0).job.state is JobState.COMPLETED
-    assert store.get_job("night").finished_at is not None
+    assert store.jobs.get("night").finished_at is not None
 
 
 def test_the_same_again_is_the_same_job(store: Store, prompts: Path) -> None:
@@ -83,16 +83,16 @@ def test_a_completed_job_is_returned_as_it_is(store: Store, prompts: Path) -> No
 
 def test_a_cancelled_job_is_opened_again(store: Store, prompts: Path) -> None:
     job = submitted(store, prompts).job
-    store.cancel_job(job.id)
+    store.jobs.cancel(job.id)
     assert submitted(store, prompts).job.state is JobState.QUEUED
     work_through(store, job.id)
-    assert store.get_job(job.id).state is JobState.COMPLETED
+    assert store.jobs.get(job.id).state is JobState.COMPLETED
 
 
 def test_a_job_that_is_being_cancelled_has_to_be_waited_for(store: Store, prompts: Path) -> None:
     job = submitted(store, prompts).job
-    assert store.claim_next("worker-1", 60.0, job.id)
-    store.cancel_job(job.id)
+    assert store.chunks.claim_next("worker-1", 60.0, job.id)
+    store.jobs.cancel(job.id)
     with pytest.raises(WrongState, match="being cancelled"):
         submitted(store, prompts)
 
@@ -169,7 +169,7 @@ def test_a_changed_column_is_named(store: Store, prompts: Path) -> None:
 def test_new_makes_a_fresh_job_under_the_next_name(store: Store, prompts: Path) -> None:
     names = [submitted(store, prompts, new=True, seed=seed).job.name for seed in range(3)]
     assert names == ["night", "night-2", "night-3"]
-    assert store.get_job("night-3").spec["name"] == "night-3"
+    assert store.jobs.get("night-3").spec["name"] == "night-3"
     assert submitted(store, prompts, name="night-3", seed=2).resumed
 
 
@@ -183,7 +183,7 @@ def test_names_that_would_not_work_are_refused(store: Store, prompts: Path, name
 def test_values_out_of_range_leave_no_job_behind(store: Store, prompts: Path, field: str, value: float) -> None:
     with pytest.raises(InvalidJob, match=field):
         submitted(store, prompts, **{field: value})
-    assert store.list_jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_files_that_store_columns_differently_come_out_as_one(store: Store, tmp_path: Path) -> None:
@@ -203,11 +203,11 @@ def test_what_folders_say_and_what_was_told_is_kept_with_the_job(store: Store, t
     write_prompts(tmp_path / "in" / "year=2025" / "lang=7" / "b.parquet", 2)
     (tmp_path / "in" / "left.txt").touch()
     job = submitted(store, tmp_path / "in").job
-    assert [file.partitions for file in store.input_files(job.id)] == [
+    assert [file.partitions for file in store.jobs.files(job.id)] == [
         {"year": 2024, "lang": "en"},
         {"year": 2025, "lang": "7"},
     ]
-    (told,) = store.get_job("night").notes
+    (told,) = store.jobs.get("night").notes
     assert str(tmp_path / "in" / "left.txt") in told
     work_through(store, job.id)
     export_job(store, job.id, str(tmp_path / "out.parquet"))

@@ -30,7 +30,7 @@ def submit(store: Store, paths: list[Path], *, chunk_rows: int = 4, limit: int |
         files.append(read_metadata(str(path)).as_input_file(index, sum(f.num_rows for f in files)))
     total = sum(f.num_rows for f in files)
     job = make_job(num_rows=total if limit is None else min(limit, total), **changes)
-    store.create_job(job, files, plan(job, chunk_rows))
+    store.jobs.create(job, files, plan(job, chunk_rows))
     return job
 
 
@@ -47,16 +47,16 @@ def test_rows_come_in_input_order_with_their_columns(store: Store, tmp_path: Pat
     paths = [write(tmp_path / "a.parquet", prompts(11)), write(tmp_path / "b.parquet", prompts(6, 11))]
     job = submit(store, paths, num_samples=2)
     waiting = []
-    while (chunk := store.claim_next("worker", 60, job.id)) is not None:
+    while (chunk := store.chunks.claim_next("worker", 60, job.id)) is not None:
         waiting.append(chunk)
     rng = random.Random(0)
     rng.shuffle(waiting)
     for chunk in waiting:
         batch = [failure(*p) if p[0] in (3, 12) else answer(*p) for p in pairs(chunk, 2)]
         rng.shuffle(batch)
-        store.write_results(chunk.id, chunk.epoch, batch)
-        store.finish(chunk.id, chunk.epoch)
-    store.finalize_if_done(job.id)
+        store.results.write(chunk.id, chunk.epoch, batch)
+        store.chunks.finish(chunk.id, chunk.epoch)
+    store.jobs.finalize_if_done(job.id)
     out = tmp_path / "out.parquet"
     report = export_job(store, job.id, str(out))
     assert (report.num_rows, report.num_ok, report.num_errors, report.num_missing) == (34, 30, 4, 0)
@@ -65,7 +65,7 @@ def test_rows_come_in_input_order_with_their_columns(store: Store, tmp_path: Pat
     assert table.schema.names == ["prompt", "id", *RESULT_COLUMNS]
     rows = table.to_pylist()
     assert [(r["_row_index"], r["_sample"]) for r in rows] == [(row, s) for row in range(17) for s in range(2)]
-    for row, result in zip(rows, store.iter_results(job.id), strict=True):
+    for row, result in zip(rows, store.results.iterate(job.id), strict=True):
         assert (row["id"], row["prompt"]) == (row["_row_index"], f"p{row['_row_index']}")
         assert (row["_status"], row["_error_code"]) == (result.status.value, result.error_code)
         assert (row["output_text"], row["finish_reason"]) == (result.output_text, result.finish_reason)
@@ -115,9 +115,9 @@ def test_token_ids_and_logprobs_on_request(store: Store, tmp_path: Path) -> None
     job = submit(store, [write(tmp_path / "in.parquet", prompts(2))])
     chunk = claim(store, job)
     full = answer(0, output_token_ids=(5, 6, 7), logprobs=[{"token_id": 5, "logprob": -0.5}])
-    store.write_results(chunk.id, chunk.epoch, [full, answer(1)])
-    store.finish(chunk.id, chunk.epoch)
-    store.finalize_if_done(job.id)
+    store.results.write(chunk.id, chunk.epoch, [full, answer(1)])
+    store.chunks.finish(chunk.id, chunk.epoch)
+    store.jobs.finalize_if_done(job.id)
     export_job(store, job.id, str(tmp_path / "out.parquet"), token_ids=True)
     table = pq.read_table(tmp_path / "out.parquet")
     assert table["output_token_ids"].to_pylist() == [[5, 6, 7], None]
@@ -145,9 +145,9 @@ def test_characters_that_no_database_holds_are_exported(store: Store, tmp_path: 
     job = submit(store, [write(tmp_path / "in.parquet", prompts(2))])
     chunk = claim(store, job)
     batch = [answer(0, output_text="a\x00b"), answer(1, output_text="half \ud800")]
-    store.write_results(chunk.id, chunk.epoch, batch)
-    store.finish(chunk.id, chunk.epoch)
-    store.finalize_if_done(job.id)
+    store.results.write(chunk.id, chunk.epoch, batch)
+    store.chunks.finish(chunk.id, chunk.epoch)
+    store.jobs.finalize_if_done(job.id)
     export_job(store, job.id, str(tmp_path / "out.parquet"))
     assert pq.read_table(tmp_path / "out.parquet")["output_text"].to_pylist() == ["a\x00b", "half �"]
 
@@ -156,7 +156,7 @@ def test_a_running_job_is_exported_only_in_part(store: Store, tmp_path: Path) ->
     job = submit(store, [write(tmp_path / "in.parquet", prompts(9))])
     claim(store, job)
     chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [answer(6), failure(4)])
+    store.results.write(chunk.id, chunk.epoch, [answer(6), failure(4)])
     out = tmp_path / "out.parquet"
     with pytest.raises(JobNotFinished, match="in_progress"):
         export_job(store, job.id, str(out))
@@ -169,9 +169,9 @@ def test_a_running_job_is_exported_only_in_part(store: Store, tmp_path: Path) ->
 def test_a_cancelled_job_gives_what_it_has(store: Store, tmp_path: Path) -> None:
     job = submit(store, [write(tmp_path / "in.parquet", prompts(9))])
     chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [answer(*p) for p in pairs(chunk)])
-    store.finish(chunk.id, chunk.epoch)
-    store.cancel_job(job.id)
+    store.results.write(chunk.id, chunk.epoch, [answer(*p) for p in pairs(chunk)])
+    store.chunks.finish(chunk.id, chunk.epoch)
+    store.jobs.cancel(job.id)
     report = export_job(store, job.id, str(tmp_path / "out.parquet"))
     assert (report.num_rows, report.num_missing) == (4, 5)
 
@@ -189,7 +189,7 @@ def test_no_rows(store: Store, tmp_path: Path) -> None:
     job = submit(
         store, [write(tmp_path / "in.parquet", prompts(0).cast(pa.schema({"prompt": "string", "id": "int64"})))]
     )
-    store.finalize_if_done(job.id)
+    store.jobs.finalize_if_done(job.id)
     report = export_job(store, job.id, str(tmp_path / "out.parquet"))
     assert report.num_rows == 0
     assert pq.read_schema(tmp_path / "out.parquet").names == ["prompt", "id", *RESULT_COLUMNS]

@@ -45,7 +45,7 @@ def test_opening_and_upgrading_again_changes_nothing(store_url: str) -> None:
     Store.open(store_url).dispose()
     with Store.open(store_url) as store:
         store.upgrade()
-        assert store.list_jobs() == []
+        assert store.jobs.newest() == []
 
 
 def test_a_store_that_is_not_there_is_not_set_up_by_looking(store_url: str) -> None:
@@ -82,7 +82,7 @@ def test_a_database_with_other_tables_is_left_alone_until_asked(store_url: str) 
             Store.open(store_url)
         store.upgrade()
     with Store.open(store_url) as store:
-        assert store.list_jobs() == []
+        assert store.jobs.newest() == []
 
 
 def test_upgrading_makes_the_views_anew(store: Store, store_url: str) -> None:
@@ -146,7 +146,7 @@ def test_sqlite_waits_for_other_writers(tmp_path: Path) -> None:
 
 def _open_and_count(url: str) -> int:
     with Store.open(url) as store:
-        return len(store.list_jobs())
+        return len(store.jobs.newest())
 
 
 def _set_revision(store: Store, revision: str | None) -> None:

@@ -85,11 +85,11 @@ def test_a_slip_in_the_url_is_named_at_once_and_is_an_outage_to_whoever_had_it_o
     with pytest.raises(InvalidStore, match=text):
         Store.open(url)
     with Store(url, patience=0.1) as store, pytest.raises(StoreUnavailable, match=text):
-        store.list_jobs()
+        store.jobs.newest()
 
 
 def test_the_words_of_a_driver_stay_inside_for_what_no_waiting_mends(postgres_url: str) -> None:
     with Store.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("ALTER TABLE jobs RENAME TO gone")
         with pytest.raises(StoreFailed, match='refuses: relation "jobs" does not exist'):
-            store.list_jobs()
+            store.jobs.newest()

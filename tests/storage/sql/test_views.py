@@ -60,16 +60,16 @@ def _summed(group: list[Acceptance]) -> dict[str, Any]:
 )
 def test_acceptance_by_what_the_row_ran_with(store: Store, job: Job, view: str, column: str) -> None:
     found = {row.pop(column): row for row in query(store, f"SELECT * FROM {view}")}
-    wanted = expected(store.iter_results(job.id), lambda r: getattr(r, column))
+    wanted = expected(store.results.iterate(job.id), lambda r: getattr(r, column))
     assert found == {key: {"job_id": job.id, "job_name": job.name} | sums for key, sums in wanted.items()}
 
 
 def test_acceptance_by_job_is_the_sum_of_its_rows(store: Store, job: Job) -> None:
     add_job(store, "empty")
     found = {row["job_id"]: row for row in query(store, "SELECT * FROM acceptance_by_job")}
-    [wanted] = expected(store.iter_results(job.id), lambda r: 0).values()
+    [wanted] = expected(store.results.iterate(job.id), lambda r: 0).values()
     assert found[job.id] == {"job_id": job.id, "job_name": job.name} | wanted
-    progress = store.progress(job.id)
+    progress = store.jobs.progress(job.id)
     assert found[job.id]["num_output_tokens"] == progress.num_output_tokens
     assert found[job.id]["num_draft_tokens"] == progress.num_draft_tokens
     empty = found["id-empty"]
@@ -81,7 +81,7 @@ def test_rates_are_null_where_nothing_was_drafted(store: Store) -> None:
     job = add_job(store, num_rows=1)
     chunk = claim(store, job)
     plain = Acceptance(4, 0, 0, 0, 4, (4,))
-    store.write_results(chunk.id, chunk.epoch, [answer(0, acceptance=plain, num_output_tokens=4)])
+    store.results.write(chunk.id, chunk.epoch, [answer(0, acceptance=plain, num_output_tokens=4)])
     for view in views.NAMES:
         if view.startswith("acceptance_by_") and view not in ("acceptance_by_position", "acceptance_by_length"):
             for row in query(store, f"SELECT * FROM {view}"):
@@ -93,7 +93,7 @@ def test_rates_are_null_where_nothing_was_drafted(store: Store) -> None:
 @pytest.mark.parametrize("method", ["ngram", "none"])
 def test_acceptance_by_position(store: Store, job: Job, method: str) -> None:
     """Of each method by itself: the steps of rows that another method ran say nothing about its drafts."""
-    stats = [r.acceptance for r in store.iter_results(job.id) if r.acceptance and r.method == method]
+    stats = [r.acceptance for r in store.results.iterate(job.id) if r.acceptance and r.method == method]
     steps = sum(a.num_spec_steps for a in stats)
     found = query(store, f"SELECT * FROM acceptance_by_position WHERE method = '{method}' ORDER BY position")
     assert [row["position"] for row in found] == list(range(1, 1 + max(len(a.reached_per_position) for a in stats)))
@@ -111,7 +111,7 @@ def test_acceptance_by_position(store: Store, job: Job, method: str) -> None:
 @pytest.mark.parametrize("method", ["ngram", "none"])
 def test_acceptance_by_length_is_the_histogram(store: Store, job: Job, method: str) -> None:
     found = query(store, f"SELECT * FROM acceptance_by_length WHERE method = '{method}' ORDER BY accepted_length")
-    stats = [r.acceptance for r in store.iter_results(job.id) if r.acceptance and r.method == method]
+    stats = [r.acceptance for r in store.results.iterate(job.id) if r.acceptance and r.method == method]
     assert sum(row["num_spec_steps"] for row in found) == sum(a.num_spec_steps for a in stats)
     assert sum(row["num_spec_steps"] * row["accepted_length"] for row in found) == sum(
         a.num_accepted_draft_tokens for a in stats
@@ -129,7 +129,7 @@ def test_acceptance_by_row_tells_rows_without_drafts_from_rejected_ones(store: S
         "accepted": Acceptance(3, 4, 1, 0, 4, (2, 1), (3,), (1,)),
     }
     batch = [answer(row, acceptance=one, num_output_tokens=4) for row, one in enumerate(stats.values())]
-    store.write_results(chunk.id, chunk.epoch, [*batch, failure(4)])
+    store.results.write(chunk.id, chunk.epoch, [*batch, failure(4)])
     found = query(store, "SELECT * FROM acceptance_by_row WHERE job_name = 'job' ORDER BY row_index")
     assert [row["drafts"] for row in found] == list(stats)
     assert [row["draft_acceptance_rate"] for row in found] == [None, 0.0, 0.0, 0.25]
@@ -145,7 +145,7 @@ def test_acceptance_by_any_carried_column(store: Store, job: Job) -> None:
     found = {row.pop("value"): row for row in query(
         store, "SELECT * FROM acceptance_by_carried WHERE column_name = 'category'"
     )}  # fmt: skip
-    wanted = expected(store.iter_results(job.id), lambda r: r.carried["category"])
+    wanted = expected(store.results.iterate(job.id), lambda r: r.carried["category"])
     same = {"job_id": job.id, "job_name": job.name, "column_name": "category"}
     assert found == {key: same | sums for key, sums in wanted.items()}
 
@@ -165,7 +165,7 @@ def test_carried_values_read_the_same_on_both_databases(store: Store) -> None:
     }  # fmt: skip
     job = add_job(store, num_rows=1)
     chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [answer(0, carried=values)])
+    store.results.write(chunk.id, chunk.epoch, [answer(0, carried=values)])
     found = query(store, "SELECT column_name, value FROM acceptance_by_carried")
     assert {row["column_name"]: row["value"] for row in found} == texts
 
@@ -174,12 +174,12 @@ def test_throughput(store: Store, job: Job) -> None:
     add_job(store, "waiting")
     found = {row["job_id"]: row for row in query(store, "SELECT * FROM throughput")}
     done, waiting = found[job.id], found["id-waiting"]
-    ended = store.get_job(job.id)
+    ended = store.jobs.get(job.id)
     assert ended.started_at is not None
     assert ended.finished_at is not None
     assert done["elapsed_seconds"] == pytest.approx((ended.finished_at - ended.started_at).total_seconds(), abs=1e-3)
     assert done["num_results"] == 20
-    assert done["num_output_tokens"] == store.progress(job.id).num_output_tokens
+    assert done["num_output_tokens"] == store.jobs.progress(job.id).num_output_tokens
     assert done["results_per_second"] == pytest.approx(20 / done["elapsed_seconds"])
     assert done["output_tokens_per_second"] == pytest.approx(done["num_output_tokens"] / done["elapsed_seconds"])
     assert (waiting["num_results"], waiting["elapsed_seconds"], waiting["results_per_second"]) == (0, None, None)
@@ -190,18 +190,18 @@ def test_the_decode_rate_counts_what_the_records_took_of_engines(store: Store) -
     job = add_job(store, num_rows=4, chunk_rows=4)
     chunk = claim(store, job)
     timed = [answer(row, draft_seconds=0.25 * row, verify_seconds=0.5) for row in range(4)]
-    store.write_results(chunk.id, chunk.epoch, [failure(0), *timed[1:], timed[1]])
-    store.write_results(chunk.id, chunk.epoch, timed)
+    store.results.write(chunk.id, chunk.epoch, [failure(0), *timed[1:], timed[1]])
+    store.results.write(chunk.id, chunk.epoch, timed)
     tokens = sum(result.num_output_tokens or 0 for result in timed)
     [found] = query(store, "SELECT engine_seconds, decode_tokens_per_second FROM throughput")
     assert found == {"engine_seconds": 3.5, "decode_tokens_per_second": tokens / 3.5}
-    assert store.progress(job.id).engine_microseconds == 3_500_000
+    assert store.jobs.progress(job.id).engine_microseconds == 3_500_000
 
 
 def test_throughput_by_minute(store: Store, job: Job) -> None:
     found = query(store, "SELECT * FROM throughput_by_minute")
     assert sum(row["num_results"] for row in found) == 20
-    assert sum(row["num_output_tokens"] for row in found) == store.progress(job.id).num_output_tokens
+    assert sum(row["num_output_tokens"] for row in found) == store.jobs.progress(job.id).num_output_tokens
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", row["minute"]) for row in found)
     assert all(row["output_tokens_per_second"] == row["num_output_tokens"] / 60 for row in found)
 
@@ -210,7 +210,7 @@ def test_job_errors(store: Store) -> None:
     job = add_job(store, num_rows=4)
     chunk = claim(store, job)
     batch = [answer(0), failure(1, code="b", message="x"), failure(2, code="a"), failure(3, code="b", message="w")]
-    store.write_results(chunk.id, chunk.epoch, batch)
+    store.results.write(chunk.id, chunk.epoch, batch)
     found = query(store, "SELECT * FROM job_errors ORDER BY error_code")
     assert [(r["error_code"], r["num_errors"], r["first_row_index"], r["example_message"]) for r in found] == [
         ("a", 1, 2, "no prompt"), ("b", 2, 1, "x"),
@@ -228,8 +228,8 @@ def test_engine_throughput_is_the_difference_of_readings(store: Store) -> None:
     restarted = dataclasses.replace(
         first, sampled_at=start + timedelta(seconds=4), num_output_tokens=5, num_spec_steps=5, num_draft_tokens=0
     )
-    store.write_engine_samples([first, second, restarted])
-    store.write_engine_samples([second])
+    store.telemetry.write_engine_samples([first, second, restarted])
+    store.telemetry.write_engine_samples([second])
     found = query(store, "SELECT * FROM engine_throughput ORDER BY sampled_at")
     assert len(found) == 2
     assert (found[0]["seconds"], found[0]["output_tokens_per_second"]) == (None, None)
@@ -243,8 +243,8 @@ def test_engine_throughput_is_the_difference_of_readings(store: Store) -> None:
 def test_statistics_of_retried_rows_are_those_of_the_record(store: Store) -> None:
     job = add_job(store, num_rows=2)
     chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [failure(0), answer(1)])
-    store.write_results(chunk.id, chunk.epoch, [answer(*pair) for pair in pairs(chunk)])
+    store.results.write(chunk.id, chunk.epoch, [failure(0), answer(1)])
+    store.results.write(chunk.id, chunk.epoch, [answer(*pair) for pair in pairs(chunk)])
     [row] = query(store, "SELECT * FROM acceptance_by_job")
     [wanted] = expected([answer(0), answer(1)], lambda r: 0).values()
     assert row == {"job_id": job.id, "job_name": job.name} | wanted

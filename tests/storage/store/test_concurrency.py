@@ -25,22 +25,22 @@ def test_processes_share_the_chunks_of_a_job(store: Store) -> None:
         claimed = pool.starmap(_work_all, [(store.url, job.id, f"worker-{n}") for n in range(PROCESSES)])
     ids = [chunk_id for part in claimed for chunk_id in part]
     assert len(ids) == len(set(ids)) == 60
-    progress = store.progress(job.id)
+    progress = store.jobs.progress(job.id)
     assert (progress.num_ok, progress.chunks[ChunkState.DONE]) == (600, 60)
-    assert [r.row_index for r in store.iter_results(job.id)] == list(range(600))
-    ended = store.finalize_if_done(job.id)
+    assert [r.row_index for r in store.results.iterate(job.id)] == list(range(600))
+    ended = store.jobs.finalize_if_done(job.id)
     assert ended is not None
     assert ended.state is JobState.COMPLETED
 
 
 def test_duplicate_messages_race_for_one_claim(store: Store) -> None:
     job = add_job(store, num_rows=40, chunk_rows=1)
-    messages = [(chunk.id, chunk.epoch) for chunk in store.pending_chunks(job.id, 100)]
+    messages = [(chunk.id, chunk.epoch) for chunk in store.chunks.pending(job.id, 100)]
     got: list[int] = []
 
     def receive(worker: str) -> None:
         for chunk_id, epoch in messages:
-            if store.claim(chunk_id, epoch, worker, LEASE) is not None:
+            if store.chunks.claim(chunk_id, epoch, worker, LEASE) is not None:
                 got.append(chunk_id)
 
     _in_threads([lambda n=n: receive(f"worker-{n}") for n in range(4)])
@@ -53,23 +53,23 @@ def test_writers_race_with_the_reaper(store: Store) -> None:
     lost: list[int] = []
 
     def work(worker: str) -> None:
-        while (chunk := store.claim_next(worker, 0.0, job.id)) is not None:
+        while (chunk := store.chunks.claim_next(worker, 0.0, job.id)) is not None:
             try:
-                for pair in sorted(set(pairs(chunk)) - store.recorded(chunk)):
-                    store.write_results(chunk.id, chunk.epoch, [answer(*pair)])
-                store.finish(chunk.id, chunk.epoch)
+                for pair in sorted(set(pairs(chunk)) - store.results.recorded(chunk)):
+                    store.results.write(chunk.id, chunk.epoch, [answer(*pair)])
+                store.chunks.finish(chunk.id, chunk.epoch)
             except LeaseLost:
                 lost.append(chunk.id)
 
     def reap() -> None:
         for _ in range(15):
-            store.reap(max_attempts=100)
+            store.reaper.reap(max_attempts=100)
 
     _in_threads([lambda n=n: work(f"worker-{n}") for n in range(3)] + [reap])
-    store.reap(max_attempts=100)
+    store.reaper.reap(max_attempts=100)
     work("last")
-    assert [r.row_index for r in store.iter_results(job.id)] == list(range(60))
-    assert store.progress(job.id).num_ok == 60
+    assert [r.row_index for r in store.results.iterate(job.id)] == list(range(60))
+    assert store.jobs.progress(job.id).num_ok == 60
 
 
 def test_cancel_races_with_claims_and_releases(store: Store) -> None:
@@ -78,16 +78,16 @@ def test_cancel_races_with_claims_and_releases(store: Store) -> None:
         job = add_job(store, f"job-{round_}", num_rows=8, chunk_rows=1)
 
         def work(job_id: str = job.id) -> None:
-            while (chunk := store.claim_next("worker", LEASE, job_id)) is not None:
-                store.release(chunk.id, chunk.epoch)
-                if store.get_job(job_id).state is not JobState.IN_PROGRESS:
+            while (chunk := store.chunks.claim_next("worker", LEASE, job_id)) is not None:
+                store.chunks.release(chunk.id, chunk.epoch)
+                if store.jobs.get(job_id).state is not JobState.IN_PROGRESS:
                     return
 
-        _in_threads([work, work, lambda job_id=job.id: store.cancel_job(job_id)])
-        ended = store.finalize_if_done(job.id)
+        _in_threads([work, work, lambda job_id=job.id: store.jobs.cancel(job_id)])
+        ended = store.jobs.finalize_if_done(job.id)
         assert ended is not None
         assert ended.state is JobState.CANCELLED
-        assert {chunk.state for chunk in store.list_chunks(job.id)} == {ChunkState.CANCELLED}
+        assert {chunk.state for chunk in store.chunks.of_job(job.id)} == {ChunkState.CANCELLED}
 
 
 def test_progress_is_read_while_others_write(store: Store) -> None:
@@ -97,11 +97,11 @@ def test_progress_is_read_while_others_write(store: Store) -> None:
 
     def write() -> None:
         for pair in pairs(chunk):
-            store.write_results(chunk.id, chunk.epoch, [answer(*pair)])
+            store.results.write(chunk.id, chunk.epoch, [answer(*pair)])
 
     def poll() -> None:
         while not seen or seen[-1] < 100:
-            seen.append(store.progress(job.id).num_ok)
+            seen.append(store.jobs.progress(job.id).num_ok)
 
     _in_threads([write, poll])
     assert seen == sorted(seen)
@@ -118,14 +118,14 @@ def test_a_lost_connection_is_replaced(postgres_url: str) -> None:
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
-            assert store.write_results(chunk.id, chunk.epoch, [answer(*pair)]) == 1
-        assert store.progress(job.id).num_ok == 4
+            assert store.results.write(chunk.id, chunk.epoch, [answer(*pair)]) == 1
+        assert store.jobs.progress(job.id).num_ok == 4
 
 
 def test_a_store_that_stays_away_is_named() -> None:
     with Store("postgresql://someone:secret@127.0.0.1:1/nothing", patience=0.2) as store:
         with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1/nothing does not answer") as caught:
-            store.list_jobs()
+            store.jobs.newest()
         assert "secret" not in str(caught.value)
 
 
@@ -135,22 +135,22 @@ def test_a_busy_file_is_waited_for(tmp_path: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
         waiting = threading.Thread(target=add_job, args=(store,))
         waiting.start()
-        assert store.list_jobs() == []
+        assert store.jobs.newest() == []
         other.execute("COMMIT")
         waiting.join()
-        assert len(store.list_jobs()) == 1
+        assert len(store.jobs.newest()) == 1
 
 
 def _work_all(url: str, job_id: str, worker: str) -> list[int]:
     claimed = []
     with Store.open(url) as store:
-        while (chunk := store.claim_next(worker, LEASE, job_id)) is not None:
+        while (chunk := store.chunks.claim_next(worker, LEASE, job_id)) is not None:
             claimed.append(chunk.id)
             todo = pairs(chunk)
             for start in range(0, len(todo), 4):
-                store.write_results(chunk.id, chunk.epoch, [answer(*pair) for pair in todo[start : start + 4]])
-            store.heartbeat(chunk.id, chunk.epoch, LEASE)
-            assert store.finish(chunk.id, chunk.epoch)
+                store.results.write(chunk.id, chunk.epoch, [answer(*pair) for pair in todo[start : start + 4]])
+            store.chunks.heartbeat(chunk.id, chunk.epoch, LEASE)
+            assert store.chunks.finish(chunk.id, chunk.epoch)
     return claimed
 
 

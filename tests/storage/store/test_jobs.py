@@ -16,18 +16,18 @@ def test_a_job_comes_back_as_it_was_made(store: Store) -> None:
         InputFile(0, "/data/ä.parquet", 2**40, "17", "prompt: string\nid: int64", (4, 2), 0),
         InputFile(1, "s3://bucket/b.parquet", 5, "etag", "prompt: string\nid: int64", (4,), 6),
     ]
-    store.create_job(job, files, plan(job, 3))
-    assert store.get_job(job.id) == job
-    assert store.find_job(job.name) == job
-    assert store.input_files(job.id) == files
-    assert [(c.start_row, c.num_rows) for c in store.list_chunks(job.id)] == [(0, 3), (3, 3), (6, 3), (9, 1)]
-    assert all(c.id > 0 for c in store.list_chunks(job.id))
+    store.jobs.create(job, files, plan(job, 3))
+    assert store.jobs.get(job.id) == job
+    assert store.jobs.find(job.name) == job
+    assert store.jobs.files(job.id) == files
+    assert [(c.start_row, c.num_rows) for c in store.chunks.of_job(job.id)] == [(0, 3), (3, 3), (6, 3), (9, 1)]
+    assert all(c.id > 0 for c in store.chunks.of_job(job.id))
 
 
 def test_times_are_aware_and_utc(store: Store) -> None:
     job = add_job(store, created_at=datetime.now(UTC) - timedelta(hours=1))
-    store.set_job_state(job.id, JobState.IN_PROGRESS)
-    started = store.get_job(job.id).started_at
+    store.chunks.claim_next("w", 60.0)
+    started = store.jobs.get(job.id).started_at
     assert started is not None
     assert started.utcoffset() == timedelta(0)
     assert abs(started - datetime.now(UTC)) < timedelta(minutes=5)
@@ -36,10 +36,10 @@ def test_times_are_aware_and_utc(store: Store) -> None:
 def test_jobs_are_found_by_id_name_prefix_and_last(store: Store) -> None:
     first = add_job(store, "nightly", id="abc123", created_at=datetime(2026, 1, 1, tzinfo=UTC))
     second = add_job(store, "weekly", id="abd456", created_at=datetime(2026, 1, 2, tzinfo=UTC))
-    assert store.get_job("abc123") == store.get_job("nightly") == store.get_job("abc") == first
-    assert store.get_job("last") == second
-    assert store.list_jobs() == [second, first]
-    assert store.list_jobs(limit=1) == [second]
+    assert store.jobs.get("abc123") == store.jobs.get("nightly") == store.jobs.get("abc") == first
+    assert store.jobs.get("last") == second
+    assert store.jobs.newest() == [second, first]
+    assert store.jobs.newest(limit=1) == [second]
 
 
 @pytest.mark.parametrize(
@@ -55,20 +55,20 @@ def test_an_unknown_job_is_refused_with_what_is_near(store: Store, reference: st
     add_job(store, "nightly", id="abc123")
     add_job(store, "weekly", id="abd456")
     with pytest.raises(UnknownJob, match=message):
-        store.get_job(reference)
+        store.jobs.get(reference)
 
 
 def test_last_of_an_empty_store(store: Store) -> None:
     with pytest.raises(UnknownJob, match="no job in this store yet"):
-        store.get_job("last")
+        store.jobs.get("last")
 
 
 def test_a_taken_name_is_refused_and_leaves_nothing_behind(store: Store) -> None:
     add_job(store, "nightly")
     with pytest.raises(JobExists, match="nightly"):
         add_job(store, "nightly", id="other")
-    assert len(store.list_jobs()) == 1
-    assert store.list_chunks("other") == []
+    assert len(store.jobs.newest()) == 1
+    assert store.chunks.of_job("other") == []
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_a_plan_must_cover_the_rows_once(store: Store, ranges: list[tuple[int, i
     job = make_job(num_rows=10)
     chunks = [Chunk(0, job.id, i, 0, start, start, rows) for i, (start, rows) in enumerate(ranges)]
     with pytest.raises(InvalidPlan):
-        store.create_job(job, [], chunks)
-    assert store.list_jobs() == []
+        store.jobs.create(job, [], chunks)
+    assert store.jobs.newest() == []
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "half \ud83d pair"])
@@ -94,35 +94,34 @@ def test_a_spec_is_never_altered_silently(store: Store, text: str) -> None:
 
 def test_a_long_plan_is_streamed(store: Store) -> None:
     job = add_job(store, num_rows=5000, chunk_rows=1)
-    assert store.progress(job.id).chunks[ChunkState.PENDING] == 5000
-    assert [c.index for c in store.pending_chunks(job.id, limit=3)] == [0, 1, 2]
+    assert store.jobs.progress(job.id).chunks[ChunkState.PENDING] == 5000
+    assert [c.index for c in store.chunks.pending(job.id, limit=3)] == [0, 1, 2]
 
 
-def test_states_move_only_from_where_they_are_expected(store: Store) -> None:
+def test_a_job_fails_once(store: Store) -> None:
     job = add_job(store)
-    assert not store.set_job_state(job.id, JobState.COMPLETED, expected=[JobState.FINALIZING])
-    assert store.set_job_state(
-        job.id, JobState.FAILED, expected=[JobState.QUEUED], error_code="engine", error_message="no memory"
-    )
-    failed = store.get_job(job.id)
+    assert store.jobs.fail(job.id, "engine", "no memory")
+    assert not store.jobs.fail(job.id, "another", "too late")
+    failed = store.jobs.get(job.id)
     assert (failed.state, failed.error_code, failed.error_message) == (JobState.FAILED, "engine", "no memory")
     assert failed.finished_at is not None
-    assert not store.set_job_state("nobody", JobState.FAILED)
+    with pytest.raises(UnknownJob):
+        store.jobs.fail("nobody", "engine", "no memory")
 
 
 def test_a_job_without_rows_completes(store: Store) -> None:
     job = add_job(store, num_rows=0)
-    done = store.finalize_if_done(job.id)
+    done = store.jobs.finalize_if_done(job.id)
     assert done is not None
     assert done.state is JobState.COMPLETED
     assert done.started_at is not None
-    assert store.progress(job.id) == JobProgress(0, 0, 0, 0, 0, 0, 0, dict.fromkeys(ChunkState, 0))
+    assert store.jobs.progress(job.id) == JobProgress(0, 0, 0, 0, 0, 0, 0, dict.fromkeys(ChunkState, 0))
 
 
 def test_a_finished_job_has_its_times(store: Store) -> None:
     job = add_job(store)
     work(store, job)
-    done = store.get_job(job.id)
+    done = store.jobs.get(job.id)
     assert done.started_at is not None
     assert done.finished_at is not None
     assert done.created_at <= done.started_at + timedelta(minutes=5)

@@ -10,116 +10,116 @@ from tests.storage.helpers import LEASE, add_job, answer, claim, failure, pairs,
 
 def record(store: Store, chunk: Chunk, *, bad_rows: tuple[int, ...] = ()) -> None:
     batch = [failure(*pair) if pair[0] in bad_rows else answer(*pair) for pair in pairs(chunk)]
-    store.write_results(chunk.id, chunk.epoch, batch)
-    assert store.finish(chunk.id, chunk.epoch)
+    store.results.write(chunk.id, chunk.epoch, batch)
+    assert store.chunks.finish(chunk.id, chunk.epoch)
 
 
 def states(store: Store, job: Job) -> list[ChunkState]:
-    return [chunk.state for chunk in store.list_chunks(job.id)]
+    return [chunk.state for chunk in store.chunks.of_job(job.id)]
 
 
 def test_cancel_with_nothing_running_is_immediate(store: Store) -> None:
     job = add_job(store)
-    assert store.cancel_job(job.id) is JobState.CANCELLED
+    assert store.jobs.cancel(job.id) is JobState.CANCELLED
     assert states(store, job) == [ChunkState.CANCELLED] * 2
-    assert store.get_job(job.id).finished_at is not None
-    assert store.pending_chunks() == []
-    assert store.claim_next("worker", LEASE) is None
+    assert store.jobs.get(job.id).finished_at is not None
+    assert store.chunks.pending() == []
+    assert store.chunks.claim_next("worker", LEASE) is None
 
 
 def test_cancel_lets_running_chunks_record_what_is_finished(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    assert store.cancel_job(job.id) is JobState.CANCELLING
-    assert store.cancel_job(job.id) is JobState.CANCELLING
-    beat = store.heartbeat(chunk.id, chunk.epoch, LEASE)
+    assert store.jobs.cancel(job.id) is JobState.CANCELLING
+    assert store.jobs.cancel(job.id) is JobState.CANCELLING
+    beat = store.chunks.heartbeat(chunk.id, chunk.epoch, LEASE)
     assert (beat.alive, beat.cancel_requested) == (True, True)
-    assert store.finalize_if_done(job.id) is None
-    store.write_results(chunk.id, chunk.epoch, [answer(0)])
-    store.release(chunk.id, chunk.epoch)
-    ended = store.finalize_if_done(job.id)
+    assert store.jobs.finalize_if_done(job.id) is None
+    store.results.write(chunk.id, chunk.epoch, [answer(0)])
+    store.chunks.release(chunk.id, chunk.epoch)
+    ended = store.jobs.finalize_if_done(job.id)
     assert ended is not None
     assert ended.state is JobState.CANCELLED
-    assert store.progress(job.id).num_ok == 1
+    assert store.jobs.progress(job.id).num_ok == 1
 
 
 def test_a_message_of_a_cancelled_job_claims_nothing(store: Store) -> None:
     job = add_job(store)
-    waiting = store.pending_chunks()
-    store.mark_dispatched([chunk.id for chunk in waiting])
-    store.cancel_job(job.id)
-    assert [store.claim(chunk.id, chunk.epoch, "worker", LEASE) for chunk in waiting] == [None, None]
-    store.resume_job(job.id)
-    assert [store.claim(chunk.id, chunk.epoch, "worker", LEASE) for chunk in waiting] == [None, None]
+    waiting = store.chunks.pending()
+    store.chunks.mark_dispatched([chunk.id for chunk in waiting])
+    store.jobs.cancel(job.id)
+    assert [store.chunks.claim(chunk.id, chunk.epoch, "worker", LEASE) for chunk in waiting] == [None, None]
+    store.jobs.resume(job.id)
+    assert [store.chunks.claim(chunk.id, chunk.epoch, "worker", LEASE) for chunk in waiting] == [None, None]
 
 
 def test_resume_goes_on_with_what_is_missing(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [answer(0), failure(1)])
-    store.cancel_job(job.id)
-    store.release(chunk.id, chunk.epoch)
-    store.finalize_if_done(job.id)
-    assert store.resume_job(job.id) == 2
-    resumed = store.get_job(job.id)
+    store.results.write(chunk.id, chunk.epoch, [answer(0), failure(1)])
+    store.jobs.cancel(job.id)
+    store.chunks.release(chunk.id, chunk.epoch)
+    store.jobs.finalize_if_done(job.id)
+    assert store.jobs.resume(job.id) == 2
+    resumed = store.jobs.get(job.id)
     assert (resumed.state, resumed.finished_at) == (JobState.QUEUED, None)
-    assert store.recorded(chunk) == {(0, 0), (1, 0)}
+    assert store.results.recorded(chunk) == {(0, 0), (1, 0)}
     work(store, job)
-    progress = store.progress(job.id)
+    progress = store.jobs.progress(job.id)
     assert (progress.num_ok, progress.num_errors) == (9, 1)
-    assert store.get_job(job.id).state is JobState.COMPLETED
+    assert store.jobs.get(job.id).state is JobState.COMPLETED
 
 
 def test_resume_leaves_running_and_completed_jobs_alone(store: Store) -> None:
     job = add_job(store)
     claim(store, job)
-    assert store.resume_job(job.id) == 0
-    assert store.get_job(job.id).state is JobState.IN_PROGRESS
+    assert store.jobs.resume(job.id) == 0
+    assert store.jobs.get(job.id).state is JobState.IN_PROGRESS
     other = add_job(store, "other")
     work(store, other)
-    assert store.resume_job(other.id) == 0
-    assert store.get_job(other.id).state is JobState.COMPLETED
+    assert store.jobs.resume(other.id) == 0
+    assert store.jobs.get(other.id).state is JobState.COMPLETED
 
 
 def test_resume_while_a_chunk_is_still_being_given_up(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    store.cancel_job(job.id)
-    assert store.resume_job(job.id) == 1
-    store.release(chunk.id, chunk.epoch)
+    store.jobs.cancel(job.id)
+    assert store.jobs.resume(job.id) == 1
+    store.chunks.release(chunk.id, chunk.epoch)
     assert states(store, job) == [ChunkState.PENDING] * 2
 
 
 def test_a_failed_job_stops_and_says_why(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    assert store.fail_job(job.id, "max_error_rate", "half of the rows failed")
-    failed = store.get_job(job.id)
+    assert store.jobs.fail(job.id, "max_error_rate", "half of the rows failed")
+    failed = store.jobs.get(job.id)
     assert (failed.state, failed.error_code) == (JobState.FAILED, "max_error_rate")
-    assert store.heartbeat(chunk.id, chunk.epoch, LEASE).cancel_requested
-    store.release(chunk.id, chunk.epoch)
+    assert store.chunks.heartbeat(chunk.id, chunk.epoch, LEASE).cancel_requested
+    store.chunks.release(chunk.id, chunk.epoch)
     assert states(store, job) == [ChunkState.CANCELLED] * 2
-    assert not store.fail_job(job.id, "again", "no")
-    assert store.cancel_job(job.id) is JobState.FAILED
-    assert store.resume_job(job.id) == 2
-    assert store.get_job(job.id).error_code is None
+    assert not store.jobs.fail(job.id, "again", "no")
+    assert store.jobs.cancel(job.id) is JobState.FAILED
+    assert store.jobs.resume(job.id) == 2
+    assert store.jobs.get(job.id).error_code is None
 
 
 def test_retry_generates_errors_again_and_keeps_successes(store: Store) -> None:
     job = add_job(store)
     work(store, job, bad_rows=(1, 7))
-    before = {r.row_index: r for r in store.iter_results(job.id)}
-    assert store.retry_failed(job.id) == 2
-    assert store.get_job(job.id).state is JobState.QUEUED
-    assert store.finalize_if_done(job.id) is None
+    before = {r.row_index: r for r in store.results.iterate(job.id)}
+    assert store.jobs.retry_failed(job.id) == 2
+    assert store.jobs.get(job.id).state is JobState.QUEUED
+    assert store.jobs.finalize_if_done(job.id) is None
     chunk = claim(store, job)
-    assert store.recorded(chunk) == {(0, 0), (2, 0), (3, 0), (4, 0)}
-    store.release(chunk.id, chunk.epoch)
+    assert store.results.recorded(chunk) == {(0, 0), (2, 0), (3, 0), (4, 0)}
+    store.chunks.release(chunk.id, chunk.epoch)
     work(store, job)
-    after = {r.row_index: r for r in store.iter_results(job.id)}
+    after = {r.row_index: r for r in store.results.iterate(job.id)}
     assert [row for row in after if after[row] != before[row]] == [1, 7]
     assert all(r.status is RowStatus.OK for r in after.values())
-    progress = store.progress(job.id)
+    progress = store.jobs.progress(job.id)
     assert (progress.num_ok, progress.num_errors) == (10, 0)
     assert progress.num_output_tokens == sum(r.num_output_tokens or 0 for r in after.values())
     assert progress.num_spec_steps == sum(r.acceptance.num_spec_steps for r in after.values() if r.acceptance)
@@ -128,81 +128,87 @@ def test_retry_generates_errors_again_and_keeps_successes(store: Store) -> None:
 def test_a_retry_that_fails_again_records_the_new_error(store: Store) -> None:
     job = add_job(store, num_rows=2)
     chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [failure(0, code="old"), answer(1)])
-    store.finish(chunk.id, chunk.epoch)
-    store.finalize_if_done(job.id)
-    store.retry_failed(job.id)
+    store.results.write(chunk.id, chunk.epoch, [failure(0, code="old"), answer(1)])
+    store.chunks.finish(chunk.id, chunk.epoch)
+    store.jobs.finalize_if_done(job.id)
+    store.jobs.retry_failed(job.id)
     chunk = claim(store, job)
-    assert store.write_results(chunk.id, chunk.epoch, [failure(0, code="new"), failure(1, code="never")]) == 1
-    assert store.recorded(chunk) == {(0, 0), (1, 0)}
-    assert store.finish(chunk.id, chunk.epoch)
-    assert [(r.status, r.error_code) for r in store.iter_results(job.id)] == [
+    assert store.results.write(chunk.id, chunk.epoch, [failure(0, code="new"), failure(1, code="never")]) == 1
+    assert store.results.recorded(chunk) == {(0, 0), (1, 0)}
+    assert store.chunks.finish(chunk.id, chunk.epoch)
+    assert [(r.status, r.error_code) for r in store.results.iterate(job.id)] == [
         (RowStatus.ERROR, "new"), (RowStatus.OK, None),
     ]  # fmt: skip
-    assert store.progress(job.id).num_errors == 1
+    assert store.jobs.progress(job.id).num_errors == 1
 
 
 def test_a_retry_does_not_end_before_every_error_was_generated_again(store: Store) -> None:
     job = add_job(store, num_rows=3)
     work(store, job, bad_rows=(0, 1))
-    store.retry_failed(job.id)
+    store.jobs.retry_failed(job.id)
     chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [answer(0)])
-    store.release(chunk.id, chunk.epoch)
+    store.results.write(chunk.id, chunk.epoch, [answer(0)])
+    store.chunks.release(chunk.id, chunk.epoch)
     chunk = claim(store, job)
-    assert store.recorded(chunk) == {(0, 0), (2, 0)}
-    store.write_results(chunk.id, chunk.epoch, [failure(1)])
-    assert store.finish(chunk.id, chunk.epoch)
-    assert store.progress(job.id).num_errors == 1
+    assert store.results.recorded(chunk) == {(0, 0), (2, 0)}
+    store.results.write(chunk.id, chunk.epoch, [failure(1)])
+    assert store.chunks.finish(chunk.id, chunk.epoch)
+    assert store.jobs.progress(job.id).num_errors == 1
 
 
 def test_retry_without_errors_changes_nothing(store: Store) -> None:
     job = add_job(store)
     work(store, job)
-    assert store.retry_failed(job.id) == 0
-    assert store.get_job(job.id).state is JobState.COMPLETED
+    assert store.jobs.retry_failed(job.id) == 0
+    assert store.jobs.get(job.id).state is JobState.COMPLETED
 
 
 def test_retry_of_a_stopped_job_resumes_it_too(store: Store) -> None:
     job = add_job(store)
     record(store, claim(store, job), bad_rows=(3,))
-    store.cancel_job(job.id)
-    assert store.retry_failed(job.id) == 1
+    store.jobs.cancel(job.id)
+    assert store.jobs.retry_failed(job.id) == 1
     assert states(store, job) == [ChunkState.PENDING] * 2
     work(store, job)
-    assert store.progress(job.id).num_ok == 10
+    assert store.jobs.progress(job.id).num_ok == 10
 
 
 def test_retry_of_a_running_job_opens_its_finished_chunks(store: Store) -> None:
     job = add_job(store)
     record(store, claim(store, job), bad_rows=(3,))
-    assert store.retry_failed(job.id) == 1
-    assert store.get_job(job.id).state is JobState.IN_PROGRESS
+    assert store.jobs.retry_failed(job.id) == 1
+    assert store.jobs.get(job.id).state is JobState.IN_PROGRESS
     work(store, job)
-    assert store.progress(job.id).num_ok == 10
+    assert store.jobs.progress(job.id).num_ok == 10
 
 
 def test_retry_waits_for_a_cancel(store: Store) -> None:
     job = add_job(store)
     claim(store, job)
-    store.cancel_job(job.id)
+    store.jobs.cancel(job.id)
     with pytest.raises(JobStopped, match="wait until it is cancelled"):
-        store.retry_failed(job.id)
+        store.jobs.retry_failed(job.id)
 
 
 def test_a_job_ends_only_when_every_chunk_is_done(store: Store) -> None:
     job = add_job(store)
     record(store, claim(store, job))
-    assert store.finalize_if_done(job.id) is None
+    assert store.jobs.finalize_if_done(job.id) is None
     record(store, claim(store, job))
-    ended = store.finalize_if_done(job.id)
+    ended = store.jobs.finalize_if_done(job.id)
     assert ended is not None
     assert ended.state is JobState.COMPLETED
-    assert store.finalize_if_done(job.id) == ended
-    assert store.cancel_job(job.id) is JobState.COMPLETED
+    assert store.jobs.finalize_if_done(job.id) == ended
+    assert store.jobs.cancel(job.id) is JobState.COMPLETED
 
 
 def test_an_unknown_job_is_named(store: Store) -> None:
-    for act in (store.cancel_job, store.resume_job, store.retry_failed, store.finalize_if_done, store.progress):
+    for act in (
+        store.jobs.cancel,
+        store.jobs.resume,
+        store.jobs.retry_failed,
+        store.jobs.finalize_if_done,
+        store.jobs.progress,
+    ):
         with pytest.raises(UnknownJob, match="nobody"):
             act("nobody")

@@ -43,7 +43,7 @@ def test_nothing_can_be_changed(store: Store, sql: str) -> None:
     add_job(store, "a")
     with pytest.raises(InvalidQuery):
         list(run_sql(store, sql)[1])
-    assert [job.name for job in store.list_jobs()] == ["a"]
+    assert [job.name for job in store.jobs.newest()] == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -19,44 +19,44 @@ def future() -> datetime:
 
 def test_a_live_lease_is_left_alone(store: Store) -> None:
     claim(store, add_job(store))
-    reaped = store.reap()
+    reaped = store.reaper.reap()
     assert (reaped.released, reaped.suspected, reaped.poisoned) == ([], [], [])
 
 
 def test_an_expired_chunk_goes_out_again(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    [released] = store.reap(future(), 3).released
+    [released] = store.reaper.reap(future(), 3).released
     assert (released.id, released.state, released.epoch, released.attempts, released.worker_id) == (
         chunk.id, ChunkState.PENDING, chunk.epoch + 1, 1, None,
     )  # fmt: skip
-    assert not store.heartbeat(chunk.id, chunk.epoch, LEASE).alive
+    assert not store.chunks.heartbeat(chunk.id, chunk.epoch, LEASE).alive
     with pytest.raises(LeaseLost):
-        store.write_results(chunk.id, chunk.epoch, [answer(0)])
+        store.results.write(chunk.id, chunk.epoch, [answer(0)])
     assert claim(store, job).id == chunk.id
 
 
 def test_one_job_alone_can_be_reaped(store: Store) -> None:
     mine, other = add_job(store, "mine"), add_job(store, "other")
     chunks = {job.id: claim(store, job).id for job in (other, mine)}
-    assert [chunk.id for chunk in store.reap(future(), job_id=mine.id).released] == [chunks[mine.id]]
-    assert [chunk.id for chunk in store.reap(future()).released] == [chunks[other.id]]
+    assert [chunk.id for chunk in store.reaper.reap(future(), job_id=mine.id).released] == [chunks[mine.id]]
+    assert [chunk.id for chunk in store.reaper.reap(future()).released] == [chunks[other.id]]
 
 
 def test_the_lease_of_a_dead_worker_ends_at_once(store: Store) -> None:
     job = add_job(store)
     dead, alive = claim(store, job, "dead"), claim(store, job, "alive")
-    assert store.expire_leases("dead") == 1
-    assert [chunk.id for chunk in store.reap().released] == [dead.id]
-    assert store.heartbeat(alive.id, alive.epoch, LEASE).alive
+    assert store.chunks.expire_leases("dead") == 1
+    assert [chunk.id for chunk in store.reaper.reap().released] == [dead.id]
+    assert store.chunks.heartbeat(alive.id, alive.epoch, LEASE).alive
 
 
 def test_what_was_recorded_before_the_crash_stays(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [answer(0), answer(3)])
-    store.reap(future(), 3)
-    assert store.recorded(claim(store, job)) == {(0, 0), (3, 0)}
+    store.results.write(chunk.id, chunk.epoch, [answer(0), answer(3)])
+    store.reaper.reap(future(), 3)
+    assert store.results.recorded(claim(store, job)) == {(0, 0), (3, 0)}
 
 
 @pytest.mark.parametrize(("limit", "deaths"), [(1, 1), (2, 1), (3, 2), (5, 4)])
@@ -66,7 +66,7 @@ def test_the_job_s_own_limit_says_when_a_chunk_is_under_suspicion(store: Store, 
     while not suspected:
         chunk = claim(store, job)
         assert not under_suspicion(chunk.attempts, limit)
-        suspected = store.reap(future(), 3).suspected
+        suspected = store.reaper.reap(future(), 3).suspected
     assert [(part.id, part.attempts) for part in suspected] == [(chunk.id, deaths)]
     assert under_suspicion(deaths, limit)
 
@@ -81,26 +81,26 @@ class Mortal:
         self.deaths = 0
 
     def work(self) -> None:
-        while (chunk := self.store.claim_next("worker", LEASE, self.job.id)) is not None:
-            done = self.store.recorded(chunk)
+        while (chunk := self.store.chunks.claim_next("worker", LEASE, self.job.id)) is not None:
+            done = self.store.results.recorded(chunk)
             todo = [row for row, sample in pairs(chunk) if (row, sample) not in done]
             if self.lives_through(chunk, todo):
-                assert self.store.finish(chunk.id, chunk.epoch)
+                assert self.store.chunks.finish(chunk.id, chunk.epoch)
             else:
                 self.deaths += 1
-                self.store.reap(future())
+                self.store.reaper.reap(future())
 
     def lives_through(self, chunk: Chunk, todo: Sequence[int]) -> bool:
         if under_suspicion(chunk.attempts, self.limit):
             for row in todo:
-                self.store.take_in_hand(chunk.id, chunk.epoch, RowInHand(row, f"id {row}", {"n": row}))
+                self.store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(row, f"id {row}", {"n": row}))
                 if row in self.poison:
                     return False
-                self.store.write_results(chunk.id, chunk.epoch, [answer(row)])
+                self.store.results.write(chunk.id, chunk.epoch, [answer(row)])
             return True
         hit = next((row for row in todo if row in self.poison), None)
         if hit is None or self.recorded_before:
-            self.store.write_results(chunk.id, chunk.epoch, [answer(row) for row in todo if hit is None or row < hit])
+            self.store.results.write(chunk.id, chunk.epoch, [answer(row) for row in todo if hit is None or row < hit])
         return hit is None
 
 
@@ -114,105 +114,105 @@ def test_a_row_that_kills_is_named_by_the_death_after_the_one_that_makes_suspici
     worker = Mortal(store, job, poison, recorded_before=recorded_before)
     worker.work()
     assert worker.deaths == max(limit - 1, 1) + len(poison)
-    done_job = store.finalize_if_done(job.id)
+    done_job = store.jobs.finalize_if_done(job.id)
     assert done_job is not None
     assert done_job.state is JobState.COMPLETED
-    found = list(store.iter_results(job.id))
+    found = list(store.results.iterate(job.id))
     assert [r.row_index for r in found] == list(range(num_rows))
     errors = [r for r in found if r.status is RowStatus.ERROR]
     assert [(r.row_index, r.error_code, r.row_id, r.carried) for r in errors] == [
         (row, "worker_crashed", f"id {row}", {"n": row}) for row in poison
     ]
-    assert store.progress(job.id).num_errors == len(poison)
+    assert store.jobs.progress(job.id).num_errors == len(poison)
     _check_partition(store, job)
 
 
 def test_only_the_samples_without_a_record_are_given_up(store: Store) -> None:
     job = add_job(store, num_rows=1, num_samples=3, spec={"max_attempts": 1})
     claim(store, job)
-    store.reap(future())
+    store.reaper.reap(future())
     chunk = claim(store, job)
-    store.take_in_hand(chunk.id, chunk.epoch, RowInHand(0))
-    store.write_results(chunk.id, chunk.epoch, [answer(0, 1)])
-    [row] = store.reap(future()).poisoned
+    store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(0))
+    store.results.write(chunk.id, chunk.epoch, [answer(0, 1)])
+    [row] = store.reaper.reap(future()).poisoned
     assert (row.job_id, row.row_index) == (job.id, 0)
-    assert [r.status.value for r in store.iter_results(job.id)] == ["error", "ok", "error"]
-    assert store.reap(future()).poisoned == []
-    assert store.progress(job.id).chunks[ChunkState.DONE] == 1
+    assert [r.status.value for r in store.results.iterate(job.id)] == ["error", "ok", "error"]
+    assert store.reaper.reap(future()).poisoned == []
+    assert store.jobs.progress(job.id).chunks[ChunkState.DONE] == 1
 
 
 def test_a_death_between_two_rows_blames_neither(store: Store) -> None:
     job = add_job(store, num_rows=3, spec={"max_attempts": 2})
     claim(store, job)
-    store.reap(future())
+    store.reaper.reap(future())
     for row in range(2):
         chunk = claim(store, job)
         assert chunk.attempts == 1
-        store.take_in_hand(chunk.id, chunk.epoch, RowInHand(row))
-        store.write_results(chunk.id, chunk.epoch, [answer(row)])
-        reaped = store.reap(future())
+        store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(row))
+        store.results.write(chunk.id, chunk.epoch, [answer(row)])
+        reaped = store.reaper.reap(future())
         assert (reaped.poisoned, [part.attempts for part in reaped.suspected]) == ([], [1])
 
 
 def test_a_row_is_taken_in_hand_under_the_lease_alone(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    store.release(chunk.id, chunk.epoch)
+    store.chunks.release(chunk.id, chunk.epoch)
     with pytest.raises(LeaseLost):
-        store.take_in_hand(chunk.id, chunk.epoch, RowInHand(0))
+        store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(0))
 
 
 def test_workers_that_die_before_they_have_a_row_in_their_hands_end_the_job(store: Store) -> None:
     """Too little memory for the model, say: no row is to blame, and no number of deaths would bring the job on."""
     job = add_job(store, num_rows=8, chunk_rows=4, spec={"max_attempts": 3})
     deaths = 0
-    while store.claim_next("worker", LEASE, job.id) is not None:
+    while store.chunks.claim_next("worker", LEASE, job.id) is not None:
         deaths += 1
-        reaped = store.reap(future())
+        reaped = store.reaper.reap(future())
     assert (reaped.failed, deaths) == ([job.id], 5)
-    failed = store.get_job(job.id)
+    failed = store.jobs.get(job.id)
     assert (failed.state, failed.error_code) == (JobState.FAILED, "worker_crashed")
     assert "5 workers died or went silent over rows 0 to 3" in str(failed.error_message)
-    assert store.progress(job.id).num_errors == 0
-    store.resume_job(job.id)
+    assert store.jobs.progress(job.id).num_errors == 0
+    store.jobs.resume(job.id)
     work(store, job)
-    assert store.progress(job.id).num_ok == 8
+    assert store.jobs.progress(job.id).num_ok == 8
 
 
 def test_a_complete_chunk_whose_worker_died_is_done(store: Store) -> None:
     job = add_job(store, num_rows=5, spec={"max_attempts": 1})
     chunk = claim(store, job)
-    store.write_results(chunk.id, chunk.epoch, [answer(*pair) for pair in pairs(chunk)])
-    reaped = store.reap(future())
+    store.results.write(chunk.id, chunk.epoch, [answer(*pair) for pair in pairs(chunk)])
+    reaped = store.reaper.reap(future())
     assert (reaped.released, reaped.suspected, reaped.poisoned) == ([], [], [])
-    assert store.progress(job.id).chunks[ChunkState.DONE] == 1
+    assert store.jobs.progress(job.id).chunks[ChunkState.DONE] == 1
 
 
 def test_a_row_that_was_given_up_can_be_tried_again(store: Store) -> None:
     job = add_job(store, num_rows=4, spec={"max_attempts": 1})
     Mortal(store, job, (2,), recorded_before=False).work()
-    store.finalize_if_done(job.id)
-    assert store.retry_failed(job.id) == 1
+    store.jobs.finalize_if_done(job.id)
+    assert store.jobs.retry_failed(job.id) == 1
     work(store, job)
-    progress = store.progress(job.id)
+    progress = store.jobs.progress(job.id)
     assert (progress.num_ok, progress.num_errors) == (4, 0)
 
 
 def test_a_retry_that_kills_again_ends_with_the_new_error(store: Store) -> None:
     job = add_job(store, num_rows=8, chunk_rows=8, spec={"max_attempts": 1})
     work(store, job, bad_rows=(1, 6, 7))
-    store.retry_failed(job.id)
+    store.jobs.retry_failed(job.id)
     Mortal(store, job, (6,), recorded_before=True).work()
-    assert [(r.row_index, r.error_code) for r in store.errors(job.id)] == [(6, "worker_crashed")]
-    assert store.progress(job.id).num_ok == 7
+    assert [(r.row_index, r.error_code) for r in store.results.errors(job.id)] == [(6, "worker_crashed")]
+    assert store.jobs.progress(job.id).num_ok == 7
 
 
 def test_expired_chunks_of_a_stopped_job_are_cancelled(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    store.cancel_job(job.id)
-    assert store.reap(future()).cancelled == [chunk.id]
-    ended = store.finalize_if_done(job.id)
+    store.jobs.cancel(job.id)
+    assert store.reaper.reap(future()).cancelled == [chunk.id]
+    ended = store.jobs.finalize_if_done(job.id)
     assert ended is not None
     assert ended.state is JobState.CANCELLED
 
@@ -221,29 +221,29 @@ def test_expired_chunks_of_a_stopped_job_are_cancelled(store: Store) -> None:
 def test_random_crashes_lose_no_row_and_double_none(store: Store, seed: int) -> None:
     rng = random.Random(seed)
     job = add_job(store, num_rows=23, chunk_rows=7, num_samples=2, spec={"max_attempts": 2})
-    while (chunk := store.claim_next("worker", LEASE, job.id)) is not None:
-        todo = sorted(set(pairs(chunk, 2)) - store.recorded(chunk))
+    while (chunk := store.chunks.claim_next("worker", LEASE, job.id)) is not None:
+        todo = sorted(set(pairs(chunk, 2)) - store.results.recorded(chunk))
         if todo and rng.random() < 0.3:
             if under_suspicion(chunk.attempts, 2):
-                store.take_in_hand(chunk.id, chunk.epoch, RowInHand(rng.choice(todo)[0]))
-            store.write_results(chunk.id, chunk.epoch, [answer(*p) for p in todo if rng.random() < 0.6])
-            store.reap(future())
+                store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(rng.choice(todo)[0]))
+            store.results.write(chunk.id, chunk.epoch, [answer(*p) for p in todo if rng.random() < 0.6])
+            store.reaper.reap(future())
         elif rng.random() < 0.2:
-            store.release(chunk.id, chunk.epoch)
+            store.chunks.release(chunk.id, chunk.epoch)
         else:
-            store.write_results(chunk.id, chunk.epoch, [answer(*p) for p in todo])
-            assert store.finish(chunk.id, chunk.epoch)
-    assert store.finalize_if_done(job.id) is not None
-    found = [(r.row_index, r.sample) for r in store.iter_results(job.id)]
+            store.results.write(chunk.id, chunk.epoch, [answer(*p) for p in todo])
+            assert store.chunks.finish(chunk.id, chunk.epoch)
+    assert store.jobs.finalize_if_done(job.id) is not None
+    found = [(r.row_index, r.sample) for r in store.results.iterate(job.id)]
     assert found == [(row, sample) for row in range(23) for sample in range(2)]
-    progress = store.progress(job.id)
+    progress = store.jobs.progress(job.id)
     assert progress.num_ok + progress.num_errors == 46
     _check_partition(store, job)
 
 
 def _check_partition(store: Store, job: Job) -> None:
     covered = 0
-    for chunk in store.list_chunks(job.id):
+    for chunk in store.chunks.of_job(job.id):
         assert (chunk.start_row, chunk.file_row) == (covered, covered)
         covered += chunk.num_rows
     assert covered == job.num_rows

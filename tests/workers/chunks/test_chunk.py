@@ -50,7 +50,7 @@ def test_every_row_is_recorded_and_the_chunk_is_done(store: Store, tmp_path: Pat
     assert first.acceptance is not None
     assert first.acceptance.num_output_tokens == first.num_output_tokens == len("prompt 1")
     assert first.output_token_ids is None
-    assert store.finalize_if_done(job.id).state is JobState.COMPLETED  # type: ignore[union-attr]
+    assert store.jobs.finalize_if_done(job.id).state is JobState.COMPLETED  # type: ignore[union-attr]
 
 
 def test_every_sample_of_a_row_is_recorded(store: Store, tmp_path: Path, script: Script) -> None:
@@ -100,8 +100,8 @@ def test_what_is_recorded_is_not_generated_again(store: Store, tmp_path: Path, s
 def test_a_chunk_whose_rows_are_all_recorded_needs_no_engine(store: Store, tmp_path: Path, script: Script) -> None:
     job = make_job(store, tmp_path, {"prompt": ["one"]})
     crashed = claim(store, job)
-    store.write_results(crashed.id, crashed.epoch, [Result(0, 0, RowStatus.OK, output_text="ONE")])
-    store.release(crashed.id, crashed.epoch)
+    store.results.write(crashed.id, crashed.epoch, [Result(0, 0, RowStatus.OK, output_text="ONE")])
+    store.chunks.release(crashed.id, crashed.epoch)
     script.load_error = RuntimeError("an engine was asked for")
     assert run_chunk(store, job, script).status is ChunkStatus.DONE
 
@@ -116,7 +116,7 @@ def test_a_stop_records_what_finished_and_releases_without_an_attempt(
     stop.set()
     assert running.result().status is ChunkStatus.RELEASED
     assert texts(store, job) == {0: "ONE"}
-    (chunk,) = store.list_chunks(job.id)
+    (chunk,) = store.chunks.of_job(job.id)
     assert (chunk.state, chunk.attempts) == (ChunkState.PENDING, 0)
 
 
@@ -135,10 +135,10 @@ def test_a_cancelled_job_keeps_what_finished(
     job = make_job(store, tmp_path, {"prompt": ["one", "HOLD"]}, lease_seconds=0.6)
     running = pool.submit(run_chunk, store, job, script)
     wait_until(lambda: len(script.requests) == 2)
-    assert store.cancel_job(job.id) is JobState.CANCELLING
+    assert store.jobs.cancel(job.id) is JobState.CANCELLING
     assert running.result().status is ChunkStatus.CANCELLED
     assert texts(store, job) == {0: "ONE"}
-    assert store.finalize_if_done(job.id).state is JobState.CANCELLED  # type: ignore[union-attr]
+    assert store.jobs.finalize_if_done(job.id).state is JobState.CANCELLED  # type: ignore[union-attr]
 
 
 def test_a_lost_lease_ends_quietly_and_writes_nothing(
@@ -148,7 +148,7 @@ def test_a_lost_lease_ends_quietly_and_writes_nothing(
     chunk = claim(store, job)
     running = pool.submit(run_chunk, store, job, script, chunk=chunk)
     wait_until(lambda: len(script.requests) == 1)
-    store.release(chunk.id, chunk.epoch)
+    store.chunks.release(chunk.id, chunk.epoch)
     assert running.result().status is ChunkStatus.LOST
     assert results(store, job) == {}
 
@@ -156,7 +156,7 @@ def test_a_lost_lease_ends_quietly_and_writes_nothing(
 def test_a_zombies_results_are_refused(store: Store, tmp_path: Path, script: Script) -> None:
     job = make_job(store, tmp_path, {"prompt": ["one"]})
     stale = claim(store, job)
-    store.release(stale.id, stale.epoch)
+    store.chunks.release(stale.id, stale.epoch)
     current = claim(store, job)
     assert run_chunk(store, job, script, chunk=stale).status is ChunkStatus.LOST
     assert results(store, job) == {}
@@ -170,7 +170,7 @@ def test_heartbeats_keep_a_lease_that_is_shorter_than_the_chunk(
     stop = threading.Event()
     running = pool.submit(run_chunk, store, job, script, stop=stop, chunk=claim(store, job, lease_seconds=0.6))
     time.sleep(1.2)
-    reaped = store.reap()
+    reaped = store.reaper.reap()
     stop.set()
     assert not reaped.released
     assert running.result().status is ChunkStatus.RELEASED
@@ -184,7 +184,7 @@ def test_an_engine_failure_keeps_what_finished_and_counts_an_attempt(
     assert outcome.status is ChunkStatus.FAILED
     assert "the device is gone" in str(outcome.error)
     assert texts(store, job) == {0: "ONE"}
-    (chunk,) = store.reap().released
+    (chunk,) = store.reaper.reap().released
     assert (chunk.state, chunk.attempts) == (ChunkState.PENDING, 1)
     script.fail = "nothing"
     assert run_chunk(store, job, script).status is ChunkStatus.DONE
@@ -194,10 +194,10 @@ def test_a_model_that_does_not_exist_ends_the_job(store: Store, tmp_path: Path, 
     script.load_error = ModelNotFound("no model 'fake'")
     job = make_job(store, tmp_path, {"prompt": PROMPTS}, chunk_rows=5)
     assert run_chunk(store, job, script).status is ChunkStatus.JOB_FAILED
-    job = store.get_job(job.id)
+    job = store.jobs.get(job.id)
     assert (job.state, job.error_code) == (JobState.FAILED, "model_not_found")
     assert "no model 'fake'" in str(job.error_message)
-    assert {chunk.state for chunk in store.list_chunks(job.id)} == {ChunkState.CANCELLED}
+    assert {chunk.state for chunk in store.chunks.of_job(job.id)} == {ChunkState.CANCELLED}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_spec_that_cannot_run_ends_the_job(
 ) -> None:
     job = make_job(store, tmp_path, {"prompt": PROMPTS}, **section)  # type: ignore[arg-type]
     assert run_chunk(store, job, script).status is ChunkStatus.JOB_FAILED
-    job = store.get_job(job.id)
+    job = store.jobs.get(job.id)
     assert (job.state, job.error_code) == (JobState.FAILED, code)
     assert says in str(job.error_message)
 
@@ -222,7 +222,7 @@ def test_input_that_changed_ends_the_job(store: Store, tmp_path: Path, script: S
     job = make_job(store, tmp_path, {"prompt": PROMPTS})
     (tmp_path / "job.parquet").write_bytes(b"something else")
     assert run_chunk(store, job, script).status is ChunkStatus.JOB_FAILED
-    job = store.get_job(job.id)
+    job = store.jobs.get(job.id)
     assert (job.state, job.error_code) == (JobState.FAILED, "unreadable_input")
     assert "job.parquet" in str(job.error_message)
 
@@ -230,8 +230,8 @@ def test_input_that_changed_ends_the_job(store: Store, tmp_path: Path, script: S
 def test_a_retry_generates_the_errors_alone(store: Store, tmp_path: Path, script: Script) -> None:
     job = make_job(store, tmp_path, {"prompt": ["one", "REFUSE", None]})
     run_chunk(store, job, script)
-    store.finalize_if_done(job.id)
-    assert store.retry_failed(job.id) == 1
+    store.jobs.finalize_if_done(job.id)
+    assert store.jobs.retry_failed(job.id) == 1
     script.refuse = "nothing"
     script.requests.clear()
     assert run_chunk(store, job, script).status is ChunkStatus.DONE
@@ -261,7 +261,7 @@ def test_the_models_and_the_speculator_of_a_job_are_noted(store: Store, tmp_path
     job = make_job(store, tmp_path, {"prompt": PROMPTS}, chunk_rows=5)
     run_chunk(store, job, script)
     run_chunk(store, job, script)
-    (model,) = store.models(job.id)
+    (model,) = store.telemetry.models(job.id)
     assert (model["role"], model["name"], model["content_hash"]) == ("target", "fake", "0")
-    (speculator,) = store.speculators(job.id)
+    (speculator,) = store.telemetry.speculators(job.id)
     assert speculator["method"] == "none"

@@ -10,6 +10,7 @@ import pytest
 from storage.errors import StoreUnavailable
 from storage.retry import patiently
 from storage.store.chunks import Heartbeat
+from storage.store.room import Room
 from storage.store.store import Store
 from tests.workers.fakes import Script
 from tests.workers.jobs import claim, make_job, run_chunk, texts
@@ -19,9 +20,9 @@ from workers.chunks.lease import LeaseKeeper
 DOWN = StoreUnavailable("the database is starting up")
 
 
-def outage(times: int, monkeypatch: pytest.MonkeyPatch, store: Store, method: str) -> list[str]:
-    """Make a method of the store fail so many times; returns the list in which every call is noted."""
-    real, calls = getattr(store, method), []
+def outage(times: int, monkeypatch: pytest.MonkeyPatch, room: Room, method: str) -> list[str]:
+    """Make a method of a room of the store fail so many times; returns the list in which every call is noted."""
+    real, calls = getattr(room, method), []
 
     def failing(*args: object) -> object:
         calls.append(method)
@@ -29,7 +30,7 @@ def outage(times: int, monkeypatch: pytest.MonkeyPatch, store: Store, method: st
             raise DOWN
         return real(*args)
 
-    monkeypatch.setattr(store, method, failing)
+    monkeypatch.setattr(room, method, failing)
     return calls
 
 
@@ -37,7 +38,7 @@ def test_a_lease_survives_an_outage_that_is_shorter(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunk = claim(store, make_job(store, tmp_path, {"prompt": ["one"]}))
-    calls = outage(1, monkeypatch, store, "heartbeat")
+    calls = outage(1, monkeypatch, store.chunks, "heartbeat")
     with LeaseKeeper(store, chunk, 1.5) as lease:
         while len(calls) < 3:
             time.sleep(0.05)
@@ -48,7 +49,7 @@ def test_a_lease_is_lost_with_an_outage_that_is_longer(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunk = claim(store, make_job(store, tmp_path, {"prompt": ["one"]}))
-    outage(10**6, monkeypatch, store, "heartbeat")
+    outage(10**6, monkeypatch, store.chunks, "heartbeat")
     with LeaseKeeper(store, chunk, 0.3) as lease:
         while not lease.lost:
             time.sleep(0.05)
@@ -58,17 +59,19 @@ def test_a_lease_hears_that_the_job_is_being_cancelled(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunk = claim(store, make_job(store, tmp_path, {"prompt": ["one"]}))
-    monkeypatch.setattr(store, "heartbeat", lambda *_: Heartbeat(alive=True, cancel_requested=True))
+    monkeypatch.setattr(store.chunks, "heartbeat", lambda *_: Heartbeat(alive=True, cancel_requested=True))
     with LeaseKeeper(store, chunk, 0.1) as lease:
         while not lease.cancelled:
             time.sleep(0.02)
         assert not lease.lost
 
 
-@pytest.mark.parametrize("method", ["recorded", "write_results", "finish"])
-def test_a_chunk_outlasts_an_outage(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+@pytest.mark.parametrize(("room", "method"), [("results", "recorded"), ("results", "write"), ("chunks", "finish")])
+def test_a_chunk_outlasts_an_outage(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: str, method: str
+) -> None:
     job = make_job(store, tmp_path, {"prompt": ["one", "two"]})
-    outage(2, monkeypatch, store, method)
+    outage(2, monkeypatch, getattr(store, room), method)
     assert run_chunk(store, job, Script()).status is ChunkStatus.DONE
     assert texts(store, job) == {0: "ONE", 1: "TWO"}
 

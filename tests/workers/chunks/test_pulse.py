@@ -38,13 +38,13 @@ def test_a_worker_shows_that_it_lives_and_samples_its_engine_while_it_has_one(st
     hosts = EngineHosts(Script().factory)
     pulse = Pulse(store, hosts, "worker-1", seconds=0.02)
     pulse.start()
-    wait_until(lambda: bool(store.list_workers()))
+    wait_until(lambda: bool(store.telemetry.workers()))
     assert num_samples(store) == 0
     with hosts.use(EngineConfig(target="fake"), lambda: False):
         wait_until(lambda: num_samples(store) >= 2)
     pulse.stop()
     hosts.close()
-    assert store.list_workers() == []
+    assert store.telemetry.workers() == []
 
 
 def test_the_models_of_a_job_are_on_record_the_draft_too(store: Store, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_short_job_has_readings_of_all_its_tokens(store: Store, tmp_path: Path
     with Worker(store) as worker:
         while worker.process_next(job) is not None:
             pass
-    progress = store.progress(job.id)
+    progress = store.jobs.progress(job.id)
     assert progress.num_ok == 12
     assert read_tokens(store, job) == progress.num_output_tokens
     columns = ("num_output_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
@@ -105,7 +105,7 @@ def test_jobs_in_turns_on_one_worker_have_their_own_tokens_each(store: Store, tm
         for job in (first, second, other) * 3:
             assert worker.process_next(job) is not None
     for job in (first, second, other):
-        assert read_tokens(store, job) == store.progress(job.id).num_output_tokens > 0
+        assert read_tokens(store, job) == store.jobs.progress(job.id).num_output_tokens > 0
 
 
 def test_what_an_engine_did_before_it_broke_is_read(store: Store, tmp_path: Path) -> None:
@@ -113,6 +113,6 @@ def test_what_an_engine_did_before_it_broke_is_read(store: Store, tmp_path: Path
     with Worker(store) as worker:
         for _ in range(3):
             assert worker.process_next(job) is not None
-    progress = store.progress(job.id)
+    progress = store.jobs.progress(job.id)
     assert progress.num_ok >= 8
     assert read_tokens(store, job) >= progress.num_output_tokens > 0

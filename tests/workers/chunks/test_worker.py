@@ -46,7 +46,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def message(store: Store, job: Job, place: int = 0) -> ChunkMessage:
-    chunk = store.list_chunks(job.id)[place]
+    chunk = store.chunks.of_job(job.id)[place]
     return ChunkMessage(job.id, chunk.id, chunk.epoch)
 
 
@@ -80,15 +80,15 @@ def test_a_worker_that_stops_takes_nothing(worker: Worker, store: Store, tmp_pat
     worker.stop.set()
     with pytest.raises(Draining):
         worker.process(message(store, job))
-    assert store.list_chunks(job.id)[0].epoch == 0
+    assert store.chunks.of_job(job.id)[0].epoch == 0
 
 
 def lose_a_worker(store: Store, job: Job) -> None:
     """A worker dies over the job's first chunk; with max_attempts 1 that brings it under suspicion."""
-    chunk = store.claim_next("killed", 60.0, job.id)
+    chunk = store.chunks.claim_next("killed", 60.0, job.id)
     assert chunk is not None
-    store.heartbeat(chunk.id, chunk.epoch, 0.0)
-    store.reap(job_id=job.id)
+    store.chunks.heartbeat(chunk.id, chunk.epoch, 0.0)
+    store.reaper.reap(job_id=job.id)
 
 
 def test_a_chunk_under_suspicion_runs_alone_and_waits_without_a_lease(
@@ -100,10 +100,10 @@ def test_a_chunk_under_suspicion_runs_alone_and_waits_without_a_lease(
     beside = pool.submit(worker.process_next, busy)
     wait_until(lambda: len(script.requests) == 1)
     waiting = pool.submit(worker.process_next, suspect)
-    wait_until(lambda: store.list_chunks(suspect.id)[0].epoch == 4)
-    assert store.list_chunks(suspect.id)[0].state is ChunkState.PENDING
+    wait_until(lambda: store.chunks.of_job(suspect.id)[0].epoch == 4)
+    assert store.chunks.of_job(suspect.id)[0].state is ChunkState.PENDING
     assert not waiting.done()
-    store.cancel_job(busy.id)
+    store.jobs.cancel(busy.id)
     assert beside.result() is not None
     outcome = waiting.result()
     assert outcome is not None
@@ -119,9 +119,9 @@ def test_a_suspect_that_somebody_else_took_meanwhile_is_left_to_them(
     beside = pool.submit(worker.process_next, busy)
     wait_until(lambda: len(script.requests) == 1)
     waiting = pool.submit(worker.process_next, suspect)
-    wait_until(lambda: store.list_chunks(suspect.id)[0].epoch == 4)
-    assert store.claim_next("another", 30.0, suspect.id) is not None
-    store.cancel_job(busy.id)
+    wait_until(lambda: store.chunks.of_job(suspect.id)[0].epoch == 4)
+    assert store.chunks.claim_next("another", 30.0, suspect.id) is not None
+    store.jobs.cancel(busy.id)
     outcome = waiting.result()
     assert outcome is not None
     assert outcome.status is ChunkStatus.LOST
@@ -134,28 +134,28 @@ def test_a_job_whose_engine_cannot_be_loaded_ends_unless_others_work_on_it(
     monkeypatch.setattr("workers.chunks.worker.LOAD_PAUSE", 0.0)
     script.load_error = RuntimeError("out of\nmemory")
     job = make_job(store, tmp_path, {"prompt": ["one", "two"]}, chunk_rows=1)
-    other = store.claim_next("another", 60.0, job.id)
+    other = store.chunks.claim_next("another", 60.0, job.id)
     assert other is not None
     for _ in range(4):
         outcome = worker.process(message(store, job, 1))
         assert outcome is not None
         assert outcome.status is ChunkStatus.NOT_LOADED
-    chunk = store.list_chunks(job.id)[1]
+    chunk = store.chunks.of_job(job.id)[1]
     assert (chunk.state, chunk.attempts) == (ChunkState.PENDING, 0)
-    assert store.get_job(job.id).state is JobState.IN_PROGRESS
-    store.release(other.id, other.epoch)
+    assert store.jobs.get(job.id).state is JobState.IN_PROGRESS
+    store.chunks.release(other.id, other.epoch)
     worker.process(message(store, job))
-    failed = store.get_job(job.id)
+    failed = store.jobs.get(job.id)
     assert (failed.state, failed.error_code) == (JobState.FAILED, "load_failed")
     assert "RuntimeError: out of memory, 5 times in a row" in str(failed.error_message)
 
 
 def test_a_worker_reports_itself_and_signs_off(store: Store, script: Script) -> None:
     with Worker(store, factory=script.factory) as worker:
-        wait_until(lambda: bool(store.list_workers()))
-        (info,) = store.list_workers()
+        wait_until(lambda: bool(store.telemetry.workers()))
+        (info,) = store.telemetry.workers()
         assert (info.worker_id, info.pid) == (worker.id, os.getpid())
-    assert store.list_workers() == []
+    assert store.telemetry.workers() == []
 
 
 def test_code_that_comes_with_a_model_runs_only_where_the_owner_of_the_machine_allows_it(
@@ -166,7 +166,7 @@ def test_code_that_comes_with_a_model_runs_only_where_the_owner_of_the_machine_a
         outcome = worker.process(message(store, job))
     assert outcome is not None
     assert outcome.status is ChunkStatus.JOB_FAILED
-    failed = store.get_job(job.id)
+    failed = store.jobs.get(job.id)
     assert (failed.state, failed.error_code) == (JobState.FAILED, "remote_code_refused")
     assert "--allow-remote-code" in (failed.error_message or "")
     assert script.loaded == []
