@@ -119,6 +119,24 @@ class Chunk:
     worker_id: str | None = None
     lease_until: datetime | None = None
 
+    @property
+    def message(self) -> ChunkMessage:
+        """The hint with which a worker may claim it as it is now."""
+        return ChunkMessage(self.job_id, self.id, self.epoch)
+
+    @property
+    def lease(self) -> Lease:
+        """What its claim gave the worker, on a chunk as a claim returned it."""
+        return Lease(self.id, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on a chunk, by one claim: it holds while the chunk runs under this epoch."""
+
+    chunk_id: int
+    epoch: int
+
 
 @dataclass(frozen=True, slots=True)
 class RowInHand:

@@ -6,7 +6,7 @@ import logging
 from time import monotonic
 
 from scheduler.daemon.publisher import Publisher
-from storage.records import Chunk, ChunkMessage
+from storage.records import Chunk
 from storage.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Dispatcher:
         sent: list[int] = []
         try:
             for chunk in chunks:
-                self._publisher.publish(ChunkMessage(chunk.job_id, chunk.id, chunk.epoch))
+                self._publisher.publish(chunk.message)
                 sent.append(chunk.id)
         finally:
             if sent:

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from storage.errors import ChunkIncomplete, LeaseLost
-from storage.records import Chunk, ChunkState, JobState, RowInHand
+from storage.records import Chunk, ChunkMessage, ChunkState, JobState, Lease, RowInHand
 from storage.sql.database import clock, later
 from storage.sql.tables import chunks, jobs, results
 from storage.store.room import Room, reads, writes
@@ -87,17 +87,18 @@ class Chunks(Room):
     def claim(
         self,
         connection: sa.Connection,
-        chunk_id: int,
-        epoch: int,
+        message: ChunkMessage,
         worker_id: str,
         lease_seconds: float,
-        job_id: str | None = None,
     ) -> Chunk | None:
         """Take the chunk that a message names, raising its epoch; None for a duplicate or stale message, and for a
-        chunk that is not the job's (None: any job's)."""
-        wanted = sa.and_(chunks.c.id == chunk_id, chunks.c.epoch == epoch, chunks.c.state.in_(CLAIMABLE))
-        if job_id is not None:
-            wanted = sa.and_(wanted, chunks.c.job_id == job_id)
+        chunk that is not of the message's job."""
+        wanted = sa.and_(
+            chunks.c.id == message.chunk_id,
+            chunks.c.epoch == message.epoch,
+            chunks.c.job_id == message.job_id,
+            chunks.c.state.in_(CLAIMABLE),
+        )
         found = connection.execute(sa.select(chunks.c.job_id).where(wanted)).scalar()
         if found is None or not _start_job(connection, found):
             return None
@@ -130,11 +131,11 @@ class Chunks(Room):
         return _take(connection, chunks.c.id == oldest.scalar_subquery(), worker_id, lease_seconds)
 
     @writes
-    def heartbeat(self, connection: sa.Connection, chunk_id: int, epoch: int, lease_seconds: float) -> Heartbeat:
+    def heartbeat(self, connection: sa.Connection, lease: Lease, lease_seconds: float) -> Heartbeat:
         """Extend the lease; `alive` is False when it was lost."""
         statement = (
             sa.update(chunks)
-            .where(_held(chunk_id, epoch))
+            .where(_held(lease))
             .values(lease_until=later(connection, lease_seconds))
             .returning(chunks.c.job_id)
         )
@@ -145,14 +146,14 @@ class Chunks(Room):
         return Heartbeat(alive=True, cancel_requested=state in STOPPING)
 
     @writes
-    def release(self, connection: sa.Connection, chunk_id: int, epoch: int) -> None:
+    def release(self, connection: sa.Connection, lease: Lease) -> None:
         """Give a chunk back without counting an attempt: cancelled if its job is stopped. Nothing if the lease is
         lost already."""
-        job_id = connection.execute(sa.select(chunks.c.job_id).where(_held(chunk_id, epoch))).scalar()
+        job_id = connection.execute(sa.select(chunks.c.job_id).where(_held(lease))).scalar()
         if job_id is None:
             return
         state = given_back(lock(connection, job_id, share=True))
-        connection.execute(sa.update(chunks).where(_held(chunk_id, epoch)).values(state=state, **UNLEASED))
+        connection.execute(sa.update(chunks).where(_held(lease)).values(state=state, **UNLEASED))
 
     @writes
     def expire_leases(self, connection: sa.Connection, worker_id: str) -> int:
@@ -161,28 +162,28 @@ class Chunks(Room):
         return connection.execute(sa.update(chunks).where(running).values(lease_until=later(connection, -1.0))).rowcount
 
     @writes
-    def take_in_hand(self, connection: sa.Connection, chunk_id: int, epoch: int, row: RowInHand) -> None:
+    def take_in_hand(self, connection: sa.Connection, lease: Lease, row: RowInHand) -> None:
         """Note which row is about to run alone: should it kill the worker, it is named. Raises `LeaseLost`."""
-        statement = sa.update(chunks).where(_held(chunk_id, epoch)).values(in_hand=asdict(row))
+        statement = sa.update(chunks).where(_held(lease)).values(in_hand=asdict(row))
         if connection.execute(statement).rowcount != 1:
-            raise _lease_lost(chunk_id, epoch)
+            raise _lease_lost(lease)
 
     @writes
-    def finish(self, connection: sa.Connection, chunk_id: int, epoch: int) -> bool:
+    def finish(self, connection: sa.Connection, lease: Lease) -> bool:
         """Running becomes done; False when the lease is lost. Raises `ChunkIncomplete` when a record is missing."""
-        row = connection.execute(_with_job().where(chunks.c.id == chunk_id, chunks.c.epoch == epoch)).one_or_none()
+        row = connection.execute(_with_job().where(_under(lease))).one_or_none()
         if row is None or row.state not in (ChunkState.RUNNING, ChunkState.DONE):
             return False
         missing = _num_missing(connection, row)
         if missing:
             raise ChunkIncomplete(
-                f"chunk {chunk_id} of job {row.job_id} cannot be finished: {missing} of its"
+                f"chunk {lease.chunk_id} of job {row.job_id} cannot be finished: {missing} of its"
                 f" {row.num_rows * row.num_samples} (row, sample) pairs have no record"
             )
         if row.state is ChunkState.DONE:
             return True
         done = {"state": ChunkState.DONE, "lease_until": None, "in_hand": None}
-        statement = sa.update(chunks).where(_held(chunk_id, epoch)).values(done)
+        statement = sa.update(chunks).where(_held(lease)).values(done)
         return connection.execute(statement).rowcount == 1
 
 
@@ -199,18 +200,18 @@ def _num_missing(connection: sa.Connection, row: Any) -> int:
     return int(row.num_rows * row.num_samples - connection.execute(query).scalar_one())
 
 
-def require_lease(connection: sa.Connection, chunk_id: int, epoch: int) -> Any:
-    """Lock a chunk and give its row (with num_samples); raises `LeaseLost` unless it runs under this epoch."""
-    query = _with_job().where(_held(chunk_id, epoch)).with_for_update(of=chunks, key_share=True)
+def require_lease(connection: sa.Connection, lease: Lease) -> Any:
+    """Lock a chunk and give its row (with num_samples); raises `LeaseLost` unless it is held."""
+    query = _with_job().where(_held(lease)).with_for_update(of=chunks, key_share=True)
     row = connection.execute(query).one_or_none()
     if row is None:
-        raise _lease_lost(chunk_id, epoch)
+        raise _lease_lost(lease)
     return row
 
 
-def _lease_lost(chunk_id: int, epoch: int) -> LeaseLost:
+def _lease_lost(lease: Lease) -> LeaseLost:
     return LeaseLost(
-        f"chunk {chunk_id} no longer runs under epoch {epoch}: its lease expired, was released or cancelled"
+        f"chunk {lease.chunk_id} no longer runs under epoch {lease.epoch}: its lease expired, was released or cancelled"
     )
 
 
@@ -218,8 +219,12 @@ def _with_job() -> sa.Select[Any]:
     return sa.select(*CHUNK_COLUMNS, chunks.c.retry_epoch, jobs.c.num_samples).join(jobs, jobs.c.id == chunks.c.job_id)
 
 
-def _held(chunk_id: int, epoch: int) -> sa.ColumnElement[bool]:
-    return sa.and_(chunks.c.id == chunk_id, chunks.c.epoch == epoch, chunks.c.state == ChunkState.RUNNING)
+def _held(lease: Lease) -> sa.ColumnElement[bool]:
+    return sa.and_(_under(lease), chunks.c.state == ChunkState.RUNNING)
+
+
+def _under(lease: Lease) -> sa.ColumnElement[bool]:
+    return sa.and_(chunks.c.id == lease.chunk_id, chunks.c.epoch == lease.epoch)
 
 
 def _start_job(connection: sa.Connection, job_id: str) -> bool:

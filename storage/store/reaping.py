@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from storage.processes import has_ended, this_process
-from storage.records import Chunk, ChunkState, JobState, Result, RowInHand, RowStatus
+from storage.records import Chunk, ChunkState, JobState, Lease, Result, RowInHand, RowStatus
 from storage.sql import sessions
 from storage.sql.database import clock
 from storage.sql.tables import chunks, jobs, results
@@ -186,7 +186,7 @@ def _give_up(connection: sa.Connection, row: Any, in_hand: RowInHand) -> None:
         )
         for sample in range(row.num_samples)
     ]
-    write_unrecorded(connection, row.id, row.epoch, batch)
+    write_unrecorded(connection, Lease(row.id, row.epoch), batch)
 
 
 def _unfinished_rows(connection: sa.Connection, row: Any) -> list[int]:

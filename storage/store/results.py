@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from storage.errors import InvalidResult
-from storage.records import Chunk, Result, RowStatus
+from storage.records import Chunk, Lease, Result, RowStatus
 from storage.sql.tables import SAME_RESULT, acceptance, chunks, results
 from storage.store.chunks import require_lease
 from storage.store.room import Room, reads
@@ -91,8 +91,8 @@ class Results(Room):
             query = query.where(sa.not_(due_again(retry_epoch)))
         return {(row.row_index, row.sample) for row in connection.execute(query)}
 
-    def write(self, chunk_id: int, epoch: int, batch: Sequence[Result]) -> int:
-        """Record results of a chunk that runs under this epoch; how many were new (first success wins).
+    def write(self, lease: Lease, batch: Sequence[Result]) -> int:
+        """Record results of a chunk that is held under this lease; how many were new (first success wins).
 
         Nothing of the batch is written when this raises: `LeaseLost` when the chunk moved on, `InvalidResult` for
         statistics that do not add up or an error without a code, ValueError for a row that is not the chunk's.
@@ -100,9 +100,9 @@ class Results(Room):
         if not batch:
             return 0
         try:
-            return self.database.write(_write_all, chunk_id, epoch, batch)
+            return self.database.write(_write_all, lease, batch)
         except _AlreadyRecorded:
-            return self.database.write(write_unrecorded, chunk_id, epoch, batch)
+            return self.database.write(write_unrecorded, lease, batch)
 
     def iterate(self, job_id: str, *, page: int = READ_PAGE) -> Iterator[Result]:
         """All results by (row_index, sample), a page in memory at a time."""
@@ -132,23 +132,23 @@ class Results(Room):
         return [ErrorGroup(*row) for row in connection.execute(query, {"job_id": job_id})]
 
 
-def _write_all(connection: sa.Connection, chunk_id: int, epoch: int, batch: Sequence[Result]) -> int:
+def _write_all(connection: sa.Connection, lease: Lease, batch: Sequence[Result]) -> int:
     """Insert a batch of which nothing is recorded yet: the usual case, with no look-up at all.
 
     Raises `LeaseLost`, `InvalidResult` and `_AlreadyRecorded`; nothing of the transaction may be kept then.
     """
-    row = _lease(connection, chunk_id, epoch, batch)
-    _insert(connection, row.job_id, epoch, batch)
-    _count_in(connection, chunk_id, batch)
+    row = _chunk_of(connection, lease, batch)
+    _insert(connection, row.job_id, lease.epoch, batch)
+    _count_in(connection, lease.chunk_id, batch)
     return len(batch)
 
 
-def write_unrecorded(connection: sa.Connection, chunk_id: int, epoch: int, batch: Sequence[Result]) -> int:
+def write_unrecorded(connection: sa.Connection, lease: Lease, batch: Sequence[Result]) -> int:
     """Insert what is not recorded yet, replacing errors by successes and errors of before a retry; how many.
 
     A chunk's rows are written by none but the holder of its lock, so what is read here stays true until the commit.
     """
-    row = _lease(connection, chunk_id, epoch, batch)
+    row = _chunk_of(connection, lease, batch)
     new = {(result.row_index, result.sample): result for result in reversed(batch)}
     replaced: list[Any] = []
     for old in _recorded_between(connection, row.job_id, min(new)[0], max(new)[0]):
@@ -161,19 +161,19 @@ def write_unrecorded(connection: sa.Connection, chunk_id: int, epoch: int, batch
         else:
             del new[old.row_index, old.sample]
     _delete(connection, row.job_id, replaced)
-    _insert(connection, row.job_id, epoch, list(new.values()))
-    _count_in(connection, chunk_id, new.values(), replaced)
+    _insert(connection, row.job_id, lease.epoch, list(new.values()))
+    _count_in(connection, lease.chunk_id, new.values(), replaced)
     return len(new)
 
 
-def _lease(connection: sa.Connection, chunk_id: int, epoch: int, batch: Iterable[Result]) -> Any:
-    row = require_lease(connection, chunk_id, epoch)
+def _chunk_of(connection: sa.Connection, lease: Lease, batch: Iterable[Result]) -> Any:
+    row = require_lease(connection, lease)
     end = row.start_row + row.num_rows
     for result in batch:
         if not (row.start_row <= result.row_index < end and 0 <= result.sample < row.num_samples):
             raise ValueError(
-                f"(row {result.row_index}, sample {result.sample}) is not in chunk {chunk_id} of job {row.job_id}:"
-                f" rows {row.start_row} to {end - 1}, {row.num_samples} samples each"
+                f"(row {result.row_index}, sample {result.sample}) is not in chunk {lease.chunk_id} of job"
+                f" {row.job_id}: rows {row.start_row} to {end - 1}, {row.num_samples} samples each"
             )
     return row
 

@@ -80,13 +80,13 @@ def complete(store: Store, chunk: Chunk, *, errors: int = 0) -> None:
         else Result(row, 0, RowStatus.OK, output_text="x", finish_reason="stop")
         for place, row in enumerate(range(chunk.start_row, chunk.start_row + chunk.num_rows))
     ]
-    store.results.write(chunk.id, chunk.epoch, batch)
-    assert store.chunks.finish(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, batch)
+    assert store.chunks.finish(chunk.lease)
 
 
 def work_off(store: Store, message: ChunkMessage, *, errors: int = 0) -> bool:
     """What a worker does with a message; False when the message was stale."""
-    chunk = store.chunks.claim(message.chunk_id, message.epoch, "worker-1", 60.0)
+    chunk = store.chunks.claim(message, "worker-1", 60.0)
     if chunk is None:
         return False
     complete(store, chunk, errors=errors)

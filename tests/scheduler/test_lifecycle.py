@@ -46,8 +46,8 @@ def test_cancel_waits_for_running_chunks(store: Store, prompts: Path) -> None:
         lifecycle.resume(store, job.id)
     with pytest.raises(WrongState, match="wait until it is cancelled"):
         lifecycle.retry(store, job.id)
-    assert store.chunks.heartbeat(chunk.id, chunk.epoch, 60.0).cancel_requested
-    store.chunks.release(chunk.id, chunk.epoch)
+    assert store.chunks.heartbeat(chunk.lease, 60.0).cancel_requested
+    store.chunks.release(chunk.lease)
     assert finish_if_done(store, job).state is JobState.CANCELLED
 
 

@@ -89,8 +89,6 @@ def work(store: Store, job: Job, *, bad_rows: Sequence[int] = ()) -> None:
     while (chunk := store.chunks.claim_next("worker", LEASE, job.id)) is not None:
         done = store.results.recorded(chunk)
         todo = [pair for pair in pairs(chunk, job.num_samples) if pair not in done]
-        store.results.write(
-            chunk.id, chunk.epoch, [failure(*p) if p[0] in bad_rows else answer(*p) for p in reversed(todo)]
-        )
-        assert store.chunks.finish(chunk.id, chunk.epoch)
+        store.results.write(chunk.lease, [failure(*p) if p[0] in bad_rows else answer(*p) for p in reversed(todo)])
+        assert store.chunks.finish(chunk.lease)
     assert store.jobs.finalize_if_done(job.id) is not None

@@ -71,7 +71,7 @@ def process_chunk(
         settings = JobSettings.from_job(job)
     except InvalidSpec as error:
         fail_job(store, job, "invalid_spec", str(error))
-        store.chunks.release(chunk.id, chunk.epoch)
+        store.chunks.release(chunk.lease)
         return ChunkOutcome(ChunkStatus.JOB_FAILED, error=str(error))
     return _process(_Chunk(store, hosts, job, chunk, settings, worker_id, stop))
 
@@ -96,15 +96,15 @@ class _Chunk:
 def _process(work: _Chunk) -> ChunkOutcome:
     store, chunk = work.store, work.chunk
     try:
-        with LeaseKeeper(store, chunk, work.settings.lease_seconds) as lease:
+        with LeaseKeeper(store, chunk.lease, work.settings.lease_seconds) as lease:
             outcome = _Run(work, lease).outcome()
     except Exception:
         with suppress(Exception):  # what happened first is what has to be told; the lease runs out by itself as well
-            store.chunks.heartbeat(chunk.id, chunk.epoch, 0.0)
+            store.chunks.heartbeat(chunk.lease, 0.0)
         raise
     if outcome.status is ChunkStatus.FAILED:
         # A lease that has run out is what the reaper counts as an attempt; a release would not count.
-        patiently(lambda: store.chunks.heartbeat(chunk.id, chunk.epoch, 0.0), work.stop.is_set)
+        patiently(lambda: store.chunks.heartbeat(chunk.lease, 0.0), work.stop.is_set)
     counts = f"{outcome.num_ok} ok, {outcome.num_errors} errors"
     logger.info("chunk %d of job %s: %s, %s", chunk.id, work.job.name, outcome.status, counts)
     return outcome
@@ -126,7 +126,7 @@ class _Run:
         self._store = work.store
         self._chunk = work.chunk
         self._lease = lease
-        self._writer = ResultWriter(work.store, work.chunk, self._not_for_long)
+        self._writer = ResultWriter(work.store, work.chunk.lease, self._not_for_long)
         self._in_hand = False
         """A row runs, or ran, alone."""
 
@@ -135,7 +135,7 @@ class _Run:
         try:
             self._generate()
             self._writer.flush()
-            done = patiently(lambda: self._store.chunks.finish(self._chunk.id, self._chunk.epoch), self._given_up)
+            done = patiently(lambda: self._store.chunks.finish(self._chunk.lease), self._given_up)
             return self._ended(ChunkStatus.DONE if done else ChunkStatus.LOST)
         except _Interrupted as interruption:
             return self._released(interruption.status)
@@ -178,7 +178,7 @@ class _Run:
     def _take_in_hand(self, row: Row) -> None:
         self._check()
         noted = RowInHand(row.index, row.row_id, row.carried)
-        patiently(lambda: self._store.chunks.take_in_hand(self._chunk.id, self._chunk.epoch, noted), self._given_up)
+        patiently(lambda: self._store.chunks.take_in_hand(self._chunk.lease, noted), self._given_up)
         self._in_hand = True
 
     def _not_for_long(self) -> bool:
@@ -200,7 +200,7 @@ class _Run:
         """Record what finished and give the chunk back."""
         try:
             self._writer.flush()
-            patiently(lambda: self._store.chunks.release(self._chunk.id, self._chunk.epoch), self._not_for_long)
+            patiently(lambda: self._store.chunks.release(self._chunk.lease), self._not_for_long)
         except (LeaseLost, StoreUnavailable) as error:
             return ChunkOutcome(ChunkStatus.LOST, error=str(error))
         return self._ended(status)

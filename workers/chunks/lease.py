@@ -7,7 +7,7 @@ import threading
 import time
 
 from storage.errors import StorageError, StoreUnavailable
-from storage.records import Chunk
+from storage.records import Lease
 from storage.retry import complain
 from storage.store.store import Store
 
@@ -25,15 +25,15 @@ class LeaseKeeper:
     the store says that the epoch is no longer current, the lease is lost for good.
     """
 
-    def __init__(self, store: Store, chunk: Chunk, lease_seconds: float) -> None:
+    def __init__(self, store: Store, lease: Lease, lease_seconds: float) -> None:
         self._store = store
-        self._chunk = chunk
+        self._lease = lease
         self._lease_seconds = lease_seconds
         self._pause = min(lease_seconds / _BEATS_PER_LEASE, _LONGEST_PAUSE)
         self._lost = threading.Event()
         self._cancelled = threading.Event()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"lease-{chunk.id}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"lease-{lease.chunk_id}", daemon=True)
 
     def __enter__(self) -> LeaseKeeper:
         self._thread.start()
@@ -60,7 +60,7 @@ class LeaseKeeper:
             if self._beat():
                 expires = started + self._lease_seconds
             elif time.monotonic() >= expires:
-                logger.warning("chunk %d: the store was out of reach for a whole lease", self._chunk.id)
+                logger.warning("chunk %d: the store was out of reach for a whole lease", self._lease.chunk_id)
                 self._lost.set()
             if self.lost:
                 return
@@ -68,12 +68,12 @@ class LeaseKeeper:
     def _beat(self) -> bool:
         """One heartbeat; False when the store could not be reached."""
         try:
-            beat = self._store.chunks.heartbeat(self._chunk.id, self._chunk.epoch, self._lease_seconds)
+            beat = self._store.chunks.heartbeat(self._lease, self._lease_seconds)
         except StoreUnavailable as error:
-            complain(logger, f"chunk {self._chunk.id}: heartbeat failed, trying again: {error}")
+            complain(logger, f"chunk {self._lease.chunk_id}: heartbeat failed, trying again: {error}")
             return False
         except StorageError as error:
-            complain(logger, f"chunk {self._chunk.id}: the lease is lost: {error}")
+            complain(logger, f"chunk {self._lease.chunk_id}: the lease is lost: {error}")
             self._lost.set()
             return False
         if not beat.alive:

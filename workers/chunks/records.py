@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from storage.records import Acceptance, Chunk, Result, RowStatus
+from storage.records import Acceptance, Lease, Result, RowStatus
 from storage.retry import patiently
 from storage.store.store import Store
 from workers.engine.api.request import Completion, FinishReason
@@ -90,14 +90,14 @@ def _logprobs(completion: Completion) -> list[dict[str, object]] | None:
 
 
 class ResultWriter:
-    """Collects the results of one chunk and writes them under its epoch."""
+    """Collects the results of one chunk and writes them under its lease."""
 
-    def __init__(self, store: Store, chunk: Chunk, give_up: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, lease: Lease, give_up: Callable[[], bool]) -> None:
         self.num_ok = 0
         self.num_errors = 0
         """Results handed in so far, recorded or about to be."""
         self._store = store
-        self._chunk = chunk
+        self._lease = lease
         self._give_up = give_up
         self._pending: list[Result] = []
         self._oldest = 0.0
@@ -120,5 +120,5 @@ class ResultWriter:
         """Write what waits. Raises `LeaseLost`. A store out of reach is tried again until it is given up."""
         if not self._pending:
             return
-        patiently(lambda: self._store.results.write(self._chunk.id, self._chunk.epoch, self._pending), self._give_up)
+        patiently(lambda: self._store.results.write(self._lease, self._pending), self._give_up)
         self._pending = []

@@ -8,6 +8,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 from storage.errors import UnknownJob
 from storage.records import Chunk, ChunkMessage, Job
@@ -64,9 +65,8 @@ class Worker:
         except UnknownJob:
             logger.info("job %s is no longer in the store; its message is dropped", message.job_id)
             return None
-        outcome = self._take(
-            job, lambda lease: self.store.chunks.claim(message.chunk_id, message.epoch, self.id, lease, job.id)
-        )
+        hint = replace(message, job_id=job.id)  # one put in by hand may have the job's name
+        outcome = self._take(job, lambda seconds: self.store.chunks.claim(hint, self.id, seconds))
         if outcome is not None and outcome.status is ChunkStatus.NOT_LOADED:
             self._wait_after_failed_load(job, str(outcome.error))
         return outcome
@@ -76,29 +76,31 @@ class Worker:
 
         Raises `Draining` when the worker is stopping. What a failed load means is up to the caller.
         """
-        return self._take(job, lambda lease: self.store.chunks.claim_next(self.id, lease, job.id))
+        return self._take(job, lambda seconds: self.store.chunks.claim_next(self.id, seconds, job.id))
 
     def _take(self, job: Job, claim: Callable[[float], Chunk | None]) -> ChunkOutcome | None:
         """Claim and process, beside other chunks; but a chunk whose rows may kill the process runs alone.
 
         It is claimed again when its turn has come: while it waits, no crash of others may find it with a lease.
         """
-        lease = float(job.spec.get("lease_seconds") or 60.0)
+        seconds = float(job.spec.get("lease_seconds") or 60.0)
         try:
             with self._company.enter(alone=False, give_up=self.stop.is_set):
                 if self.stop.is_set():
                     raise Draining
-                chunk = patiently(lambda: claim(lease), self.stop.is_set)
+                chunk = patiently(lambda: claim(seconds), self.stop.is_set)
                 if chunk is None:
                     return None
                 if not is_suspect(job, chunk):
                     return self._process(job, chunk)
-                self.store.chunks.release(chunk.id, chunk.epoch)
+                self.store.chunks.release(chunk.lease)
+                # A release raises the epoch, so that this is the message of the chunk as it now waits.
+                released = replace(chunk.message, epoch=chunk.epoch + 1)
         except GaveUp as error:
             raise Draining from error
         try:
             with self._company.enter(alone=True, give_up=self.stop.is_set):
-                again = self.store.chunks.claim(chunk.id, chunk.epoch + 1, self.id, lease)
+                again = self.store.chunks.claim(released, self.id, seconds)
                 return ChunkOutcome(ChunkStatus.LOST) if again is None else self._process(job, again)
         except GaveUp:
             return ChunkOutcome(ChunkStatus.RELEASED)

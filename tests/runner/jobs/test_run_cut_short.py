@@ -78,7 +78,7 @@ def test_a_run_that_cannot_load_its_engine_leaves_the_job_to_the_one_that_could(
         assert "goes on in another process" in result.stderr
         assert "Traceback" not in result.stderr
         assert store.jobs.get("big").state is JobState.IN_PROGRESS
-        assert store.chunks.heartbeat(other.id, other.epoch, 60.0).alive
+        assert store.chunks.heartbeat(other.lease, 60.0).alive
 
 
 def test_tokens_are_counted_before_the_first_row_is_through(cli: Cli, write_prompts: WritePrompts) -> None:

@@ -47,7 +47,7 @@ def test_a_claimed_chunk_makes_room(store: Store, job_id: str, broker: MemoryPub
     fill = dispatcher(store, broker).step
     fill()
     first = broker.messages.popleft()
-    assert store.chunks.claim(first.chunk_id, first.epoch, "worker-1", 60.0)
+    assert store.chunks.claim(first, "worker-1", 60.0)
     assert fill()
     assert states(store, job_id) == {ChunkState.PENDING: 5, ChunkState.DISPATCHED: 4, ChunkState.RUNNING: 1}
 

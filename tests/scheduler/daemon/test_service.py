@@ -149,15 +149,15 @@ async def test_a_poison_row_is_recorded_and_the_rest_goes_on(
 
     def work_or_die() -> None:
         message = broker.messages.popleft()
-        chunk = store.chunks.claim(message.chunk_id, message.epoch, "mortal", 0.2)
+        chunk = store.chunks.claim(message, "mortal", 0.2)
         if chunk is None or not under_suspicion(chunk.attempts, 2):
             return
         if (poison, 0) in store.results.recorded(chunk):
             rest = [row for row in range(8) if row != poison]
-            store.results.write(chunk.id, chunk.epoch, [Result(row, 0, RowStatus.OK, output_text="x") for row in rest])
-            assert store.chunks.finish(chunk.id, chunk.epoch)
+            store.results.write(chunk.lease, [Result(row, 0, RowStatus.OK, output_text="x") for row in rest])
+            assert store.chunks.finish(chunk.lease)
         else:
-            store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(poison))
+            store.chunks.take_in_hand(chunk.lease, RowInHand(poison))
 
     async def mortal_worker() -> None:
         while True:

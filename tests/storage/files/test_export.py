@@ -54,8 +54,8 @@ def test_rows_come_in_input_order_with_their_columns(store: Store, tmp_path: Pat
     for chunk in waiting:
         batch = [failure(*p) if p[0] in (3, 12) else answer(*p) for p in pairs(chunk, 2)]
         rng.shuffle(batch)
-        store.results.write(chunk.id, chunk.epoch, batch)
-        store.chunks.finish(chunk.id, chunk.epoch)
+        store.results.write(chunk.lease, batch)
+        store.chunks.finish(chunk.lease)
     store.jobs.finalize_if_done(job.id)
     out = tmp_path / "out.parquet"
     report = export_job(store, job.id, str(out))
@@ -115,8 +115,8 @@ def test_token_ids_and_logprobs_on_request(store: Store, tmp_path: Path) -> None
     job = submit(store, [write(tmp_path / "in.parquet", prompts(2))])
     chunk = claim(store, job)
     full = answer(0, output_token_ids=(5, 6, 7), logprobs=[{"token_id": 5, "logprob": -0.5}])
-    store.results.write(chunk.id, chunk.epoch, [full, answer(1)])
-    store.chunks.finish(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, [full, answer(1)])
+    store.chunks.finish(chunk.lease)
     store.jobs.finalize_if_done(job.id)
     export_job(store, job.id, str(tmp_path / "out.parquet"), token_ids=True)
     table = pq.read_table(tmp_path / "out.parquet")
@@ -145,8 +145,8 @@ def test_characters_that_no_database_holds_are_exported(store: Store, tmp_path: 
     job = submit(store, [write(tmp_path / "in.parquet", prompts(2))])
     chunk = claim(store, job)
     batch = [answer(0, output_text="a\x00b"), answer(1, output_text="half \ud800")]
-    store.results.write(chunk.id, chunk.epoch, batch)
-    store.chunks.finish(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, batch)
+    store.chunks.finish(chunk.lease)
     store.jobs.finalize_if_done(job.id)
     export_job(store, job.id, str(tmp_path / "out.parquet"))
     assert pq.read_table(tmp_path / "out.parquet")["output_text"].to_pylist() == ["a\x00b", "half �"]
@@ -156,7 +156,7 @@ def test_a_running_job_is_exported_only_in_part(store: Store, tmp_path: Path) ->
     job = submit(store, [write(tmp_path / "in.parquet", prompts(9))])
     claim(store, job)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [answer(6), failure(4)])
+    store.results.write(chunk.lease, [answer(6), failure(4)])
     out = tmp_path / "out.parquet"
     with pytest.raises(JobNotFinished, match="in_progress"):
         export_job(store, job.id, str(out))
@@ -169,8 +169,8 @@ def test_a_running_job_is_exported_only_in_part(store: Store, tmp_path: Path) ->
 def test_a_cancelled_job_gives_what_it_has(store: Store, tmp_path: Path) -> None:
     job = submit(store, [write(tmp_path / "in.parquet", prompts(9))])
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [answer(*p) for p in pairs(chunk)])
-    store.chunks.finish(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, [answer(*p) for p in pairs(chunk)])
+    store.chunks.finish(chunk.lease)
     store.jobs.cancel(job.id)
     report = export_job(store, job.id, str(tmp_path / "out.parquet"))
     assert (report.num_rows, report.num_missing) == (4, 5)

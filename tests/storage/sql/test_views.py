@@ -81,7 +81,7 @@ def test_rates_are_null_where_nothing_was_drafted(store: Store) -> None:
     job = add_job(store, num_rows=1)
     chunk = claim(store, job)
     plain = Acceptance(4, 0, 0, 0, 4, (4,))
-    store.results.write(chunk.id, chunk.epoch, [answer(0, acceptance=plain, num_output_tokens=4)])
+    store.results.write(chunk.lease, [answer(0, acceptance=plain, num_output_tokens=4)])
     for view in views.NAMES:
         if view.startswith("acceptance_by_") and view not in ("acceptance_by_position", "acceptance_by_length"):
             for row in query(store, f"SELECT * FROM {view}"):
@@ -129,7 +129,7 @@ def test_acceptance_by_row_tells_rows_without_drafts_from_rejected_ones(store: S
         "accepted": Acceptance(3, 4, 1, 0, 4, (2, 1), (3,), (1,)),
     }
     batch = [answer(row, acceptance=one, num_output_tokens=4) for row, one in enumerate(stats.values())]
-    store.results.write(chunk.id, chunk.epoch, [*batch, failure(4)])
+    store.results.write(chunk.lease, [*batch, failure(4)])
     found = query(store, "SELECT * FROM acceptance_by_row WHERE job_name = 'job' ORDER BY row_index")
     assert [row["drafts"] for row in found] == list(stats)
     assert [row["draft_acceptance_rate"] for row in found] == [None, 0.0, 0.0, 0.25]
@@ -165,7 +165,7 @@ def test_carried_values_read_the_same_on_both_databases(store: Store) -> None:
     }  # fmt: skip
     job = add_job(store, num_rows=1)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [answer(0, carried=values)])
+    store.results.write(chunk.lease, [answer(0, carried=values)])
     found = query(store, "SELECT column_name, value FROM acceptance_by_carried")
     assert {row["column_name"]: row["value"] for row in found} == texts
 
@@ -190,8 +190,8 @@ def test_the_decode_rate_counts_what_the_records_took_of_engines(store: Store) -
     job = add_job(store, num_rows=4, chunk_rows=4)
     chunk = claim(store, job)
     timed = [answer(row, draft_seconds=0.25 * row, verify_seconds=0.5) for row in range(4)]
-    store.results.write(chunk.id, chunk.epoch, [failure(0), *timed[1:], timed[1]])
-    store.results.write(chunk.id, chunk.epoch, timed)
+    store.results.write(chunk.lease, [failure(0), *timed[1:], timed[1]])
+    store.results.write(chunk.lease, timed)
     tokens = sum(result.num_output_tokens or 0 for result in timed)
     [found] = query(store, "SELECT engine_seconds, decode_tokens_per_second FROM throughput")
     assert found == {"engine_seconds": 3.5, "decode_tokens_per_second": tokens / 3.5}
@@ -210,7 +210,7 @@ def test_job_errors(store: Store) -> None:
     job = add_job(store, num_rows=4)
     chunk = claim(store, job)
     batch = [answer(0), failure(1, code="b", message="x"), failure(2, code="a"), failure(3, code="b", message="w")]
-    store.results.write(chunk.id, chunk.epoch, batch)
+    store.results.write(chunk.lease, batch)
     found = query(store, "SELECT * FROM job_errors ORDER BY error_code")
     assert [(r["error_code"], r["num_errors"], r["first_row_index"], r["example_message"]) for r in found] == [
         ("a", 1, 2, "no prompt"), ("b", 2, 1, "x"),
@@ -243,8 +243,8 @@ def test_engine_throughput_is_the_difference_of_readings(store: Store) -> None:
 def test_statistics_of_retried_rows_are_those_of_the_record(store: Store) -> None:
     job = add_job(store, num_rows=2)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [failure(0), answer(1)])
-    store.results.write(chunk.id, chunk.epoch, [answer(*pair) for pair in pairs(chunk)])
+    store.results.write(chunk.lease, [failure(0), answer(1)])
+    store.results.write(chunk.lease, [answer(*pair) for pair in pairs(chunk)])
     [row] = query(store, "SELECT * FROM acceptance_by_job")
     [wanted] = expected([answer(0), answer(1)], lambda r: 0).values()
     assert row == {"job_id": job.id, "job_name": job.name} | wanted

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
 from storage.errors import ChunkIncomplete
-from storage.records import ChunkState, JobState
+from storage.records import ChunkState, JobState, Lease
 from storage.store.store import Store
 from tests.storage.helpers import IN_FLIGHT, LEASE, add_job, answer, claim, pairs
 
@@ -16,22 +17,22 @@ def test_dispatch_claim_finish(store: Store) -> None:
     assert store.chunks.mark_dispatched([waiting.id]) == 1
     assert store.chunks.pending() == []
     assert len(store.chunks.of_job(job.id, IN_FLIGHT)) == 1
-    chunk = store.chunks.claim(waiting.id, waiting.epoch, "worker", LEASE)
+    chunk = store.chunks.claim(waiting.message, "worker", LEASE)
     assert chunk is not None
     assert (chunk.state, chunk.epoch, chunk.worker_id) == (ChunkState.RUNNING, waiting.epoch + 1, "worker")
     assert chunk.lease_until is not None
     assert store.jobs.get(job.id).state is JobState.IN_PROGRESS
     assert len(store.chunks.of_job(job.id, IN_FLIGHT)) == 1
-    store.results.write(chunk.id, chunk.epoch, [answer(*pair) for pair in pairs(chunk)])
-    assert store.chunks.finish(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, [answer(*pair) for pair in pairs(chunk)])
+    assert store.chunks.finish(chunk.lease)
     assert store.chunks.of_job(job.id, IN_FLIGHT) == []
 
 
 def test_a_message_claims_once(store: Store) -> None:
     add_job(store)
     waiting = store.chunks.pending()[0]
-    assert store.chunks.claim(waiting.id, waiting.epoch, "a", LEASE) is not None
-    assert store.chunks.claim(waiting.id, waiting.epoch, "b", LEASE) is None
+    assert store.chunks.claim(waiting.message, "a", LEASE) is not None
+    assert store.chunks.claim(waiting.message, "b", LEASE) is None
 
 
 def test_a_stale_message_claims_nothing(store: Store) -> None:
@@ -39,32 +40,33 @@ def test_a_stale_message_claims_nothing(store: Store) -> None:
     waiting = store.chunks.pending()[0]
     chunk = claim(store, job)
     assert chunk.id == waiting.id
-    store.chunks.release(chunk.id, chunk.epoch)
-    assert store.chunks.claim(waiting.id, waiting.epoch, "worker", LEASE) is None
+    store.chunks.release(chunk.lease)
+    assert store.chunks.claim(waiting.message, "worker", LEASE) is None
     [again] = [c for c in store.chunks.pending() if c.id == waiting.id]
-    assert store.chunks.claim(again.id, again.epoch, "worker", LEASE) is not None
-    assert store.chunks.claim(10**9, 0, "worker", LEASE) is None
+    assert store.chunks.claim(replace(again.message, chunk_id=10**9), "worker", LEASE) is None
+    assert store.chunks.claim(replace(again.message, job_id="another"), "worker", LEASE) is None
+    assert store.chunks.claim(again.message, "worker", LEASE) is not None
 
 
 def test_a_release_does_not_count_as_an_attempt(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    store.chunks.release(chunk.id, chunk.epoch)
+    store.chunks.release(chunk.lease)
     again = claim(store, job)
     assert (again.id, again.attempts, again.epoch) == (chunk.id, 0, chunk.epoch + 2)
-    store.chunks.release(chunk.id, chunk.epoch)  # of the first claim: too late, so without effect
-    assert store.chunks.heartbeat(again.id, again.epoch, LEASE).alive
+    store.chunks.release(chunk.lease)  # of the first claim: too late, so without effect
+    assert store.chunks.heartbeat(again.lease, LEASE).alive
 
 
 def test_a_heartbeat_extends_the_lease_of_its_epoch_only(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    assert store.chunks.heartbeat(chunk.id, chunk.epoch, 3600).alive
+    assert store.chunks.heartbeat(chunk.lease, 3600).alive
     [now] = store.chunks.of_job(job.id, [ChunkState.RUNNING])
     assert now.lease_until is not None
     assert chunk.lease_until is not None
     assert now.lease_until > chunk.lease_until
-    beat = store.chunks.heartbeat(chunk.id, chunk.epoch - 1, LEASE)
+    beat = store.chunks.heartbeat(Lease(chunk.id, chunk.epoch - 1), LEASE)
     assert (beat.alive, beat.cancel_requested) == (False, False)
 
 
@@ -72,13 +74,13 @@ def test_a_chunk_is_done_only_when_every_sample_has_a_record(store: Store) -> No
     job = add_job(store, num_rows=3, chunk_rows=3, num_samples=2)
     chunk = claim(store, job)
     todo = pairs(chunk, 2)
-    store.results.write(chunk.id, chunk.epoch, [answer(*pair) for pair in todo[:-1]])
+    store.results.write(chunk.lease, [answer(*pair) for pair in todo[:-1]])
     with pytest.raises(ChunkIncomplete, match=r"1 of its 6"):
-        store.chunks.finish(chunk.id, chunk.epoch)
-    store.results.write(chunk.id, chunk.epoch, [answer(*todo[-1])])
-    assert not store.chunks.finish(chunk.id, chunk.epoch - 1)
-    assert store.chunks.finish(chunk.id, chunk.epoch)
-    assert store.chunks.finish(chunk.id, chunk.epoch)
+        store.chunks.finish(chunk.lease)
+    store.results.write(chunk.lease, [answer(*todo[-1])])
+    assert not store.chunks.finish(Lease(chunk.id, chunk.epoch - 1))
+    assert store.chunks.finish(chunk.lease)
+    assert store.chunks.finish(chunk.lease)
 
 
 def test_lost_messages_are_published_again(store: Store) -> None:
@@ -97,8 +99,8 @@ def test_a_late_message_may_still_claim_a_requeued_chunk(store: Store) -> None:
     store.chunks.mark_dispatched([first.id])
     store.chunks.requeue_stale(0)
     store.chunks.mark_dispatched([first.id])
-    assert store.chunks.claim(first.id, first.epoch, "a", LEASE) is not None
-    assert store.chunks.claim(first.id, first.epoch, "b", LEASE) is None
+    assert store.chunks.claim(first.message, "a", LEASE) is not None
+    assert store.chunks.claim(first.message, "b", LEASE) is None
 
 
 def test_claim_next_takes_dispatched_chunks_as_well(store: Store) -> None:
@@ -106,7 +108,7 @@ def test_claim_next_takes_dispatched_chunks_as_well(store: Store) -> None:
     first = store.chunks.pending()[0]
     store.chunks.mark_dispatched([first.id])
     assert claim(store, job).id == first.id
-    assert store.chunks.claim(first.id, first.epoch, "late", LEASE) is None
+    assert store.chunks.claim(first.message, "late", LEASE) is None
     assert claim(store, job).id != first.id
     assert store.chunks.claim_next("worker", LEASE) is None
 

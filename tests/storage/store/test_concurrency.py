@@ -35,16 +35,14 @@ def test_processes_share_the_chunks_of_a_job(store: Store) -> None:
 
 def test_duplicate_messages_race_for_one_claim(store: Store) -> None:
     job = add_job(store, num_rows=40, chunk_rows=1)
-    messages = [(chunk.id, chunk.epoch) for chunk in store.chunks.pending(job.id, 100)]
+    messages = [chunk.message for chunk in store.chunks.pending(job.id, 100)]
     got: list[int] = []
 
     def receive(worker: str) -> None:
-        for chunk_id, epoch in messages:
-            if store.chunks.claim(chunk_id, epoch, worker, LEASE) is not None:
-                got.append(chunk_id)
+        got.extend(each.chunk_id for each in messages if store.chunks.claim(each, worker, LEASE) is not None)
 
     _in_threads([lambda n=n: receive(f"worker-{n}") for n in range(4)])
-    assert sorted(got) == [chunk_id for chunk_id, _ in messages]
+    assert sorted(got) == [message.chunk_id for message in messages]
 
 
 def test_writers_race_with_the_reaper(store: Store) -> None:
@@ -56,8 +54,8 @@ def test_writers_race_with_the_reaper(store: Store) -> None:
         while (chunk := store.chunks.claim_next(worker, 0.0, job.id)) is not None:
             try:
                 for pair in sorted(set(pairs(chunk)) - store.results.recorded(chunk)):
-                    store.results.write(chunk.id, chunk.epoch, [answer(*pair)])
-                store.chunks.finish(chunk.id, chunk.epoch)
+                    store.results.write(chunk.lease, [answer(*pair)])
+                store.chunks.finish(chunk.lease)
             except LeaseLost:
                 lost.append(chunk.id)
 
@@ -79,7 +77,7 @@ def test_cancel_races_with_claims_and_releases(store: Store) -> None:
 
         def work(job_id: str = job.id) -> None:
             while (chunk := store.chunks.claim_next("worker", LEASE, job_id)) is not None:
-                store.chunks.release(chunk.id, chunk.epoch)
+                store.chunks.release(chunk.lease)
                 if store.jobs.get(job_id).state is not JobState.IN_PROGRESS:
                     return
 
@@ -97,7 +95,7 @@ def test_progress_is_read_while_others_write(store: Store) -> None:
 
     def write() -> None:
         for pair in pairs(chunk):
-            store.results.write(chunk.id, chunk.epoch, [answer(*pair)])
+            store.results.write(chunk.lease, [answer(*pair)])
 
     def poll() -> None:
         while not seen or seen[-1] < 100:
@@ -118,7 +116,7 @@ def test_a_lost_connection_is_replaced(postgres_url: str) -> None:
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
-            assert store.results.write(chunk.id, chunk.epoch, [answer(*pair)]) == 1
+            assert store.results.write(chunk.lease, [answer(*pair)]) == 1
         assert store.jobs.progress(job.id).num_ok == 4
 
 
@@ -148,9 +146,9 @@ def _work_all(url: str, job_id: str, worker: str) -> list[int]:
             claimed.append(chunk.id)
             todo = pairs(chunk)
             for start in range(0, len(todo), 4):
-                store.results.write(chunk.id, chunk.epoch, [answer(*pair) for pair in todo[start : start + 4]])
-            store.chunks.heartbeat(chunk.id, chunk.epoch, LEASE)
-            assert store.chunks.finish(chunk.id, chunk.epoch)
+                store.results.write(chunk.lease, [answer(*pair) for pair in todo[start : start + 4]])
+            store.chunks.heartbeat(chunk.lease, LEASE)
+            assert store.chunks.finish(chunk.lease)
     return claimed
 
 

@@ -10,8 +10,8 @@ from tests.storage.helpers import LEASE, add_job, answer, claim, failure, pairs,
 
 def record(store: Store, chunk: Chunk, *, bad_rows: tuple[int, ...] = ()) -> None:
     batch = [failure(*pair) if pair[0] in bad_rows else answer(*pair) for pair in pairs(chunk)]
-    store.results.write(chunk.id, chunk.epoch, batch)
-    assert store.chunks.finish(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, batch)
+    assert store.chunks.finish(chunk.lease)
 
 
 def states(store: Store, job: Job) -> list[ChunkState]:
@@ -32,11 +32,11 @@ def test_cancel_lets_running_chunks_record_what_is_finished(store: Store) -> Non
     chunk = claim(store, job)
     assert store.jobs.cancel(job.id) is JobState.CANCELLING
     assert store.jobs.cancel(job.id) is JobState.CANCELLING
-    beat = store.chunks.heartbeat(chunk.id, chunk.epoch, LEASE)
+    beat = store.chunks.heartbeat(chunk.lease, LEASE)
     assert (beat.alive, beat.cancel_requested) == (True, True)
     assert store.jobs.finalize_if_done(job.id) is None
-    store.results.write(chunk.id, chunk.epoch, [answer(0)])
-    store.chunks.release(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, [answer(0)])
+    store.chunks.release(chunk.lease)
     ended = store.jobs.finalize_if_done(job.id)
     assert ended is not None
     assert ended.state is JobState.CANCELLED
@@ -48,17 +48,17 @@ def test_a_message_of_a_cancelled_job_claims_nothing(store: Store) -> None:
     waiting = store.chunks.pending()
     store.chunks.mark_dispatched([chunk.id for chunk in waiting])
     store.jobs.cancel(job.id)
-    assert [store.chunks.claim(chunk.id, chunk.epoch, "worker", LEASE) for chunk in waiting] == [None, None]
+    assert [store.chunks.claim(chunk.message, "worker", LEASE) for chunk in waiting] == [None, None]
     store.jobs.resume(job.id)
-    assert [store.chunks.claim(chunk.id, chunk.epoch, "worker", LEASE) for chunk in waiting] == [None, None]
+    assert [store.chunks.claim(chunk.message, "worker", LEASE) for chunk in waiting] == [None, None]
 
 
 def test_resume_goes_on_with_what_is_missing(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [answer(0), failure(1)])
+    store.results.write(chunk.lease, [answer(0), failure(1)])
     store.jobs.cancel(job.id)
-    store.chunks.release(chunk.id, chunk.epoch)
+    store.chunks.release(chunk.lease)
     store.jobs.finalize_if_done(job.id)
     assert store.jobs.resume(job.id) == 2
     resumed = store.jobs.get(job.id)
@@ -86,7 +86,7 @@ def test_resume_while_a_chunk_is_still_being_given_up(store: Store) -> None:
     chunk = claim(store, job)
     store.jobs.cancel(job.id)
     assert store.jobs.resume(job.id) == 1
-    store.chunks.release(chunk.id, chunk.epoch)
+    store.chunks.release(chunk.lease)
     assert states(store, job) == [ChunkState.PENDING] * 2
 
 
@@ -96,8 +96,8 @@ def test_a_failed_job_stops_and_says_why(store: Store) -> None:
     assert store.jobs.fail(job.id, "max_error_rate", "half of the rows failed")
     failed = store.jobs.get(job.id)
     assert (failed.state, failed.error_code) == (JobState.FAILED, "max_error_rate")
-    assert store.chunks.heartbeat(chunk.id, chunk.epoch, LEASE).cancel_requested
-    store.chunks.release(chunk.id, chunk.epoch)
+    assert store.chunks.heartbeat(chunk.lease, LEASE).cancel_requested
+    store.chunks.release(chunk.lease)
     assert states(store, job) == [ChunkState.CANCELLED] * 2
     assert not store.jobs.fail(job.id, "again", "no")
     assert store.jobs.cancel(job.id) is JobState.FAILED
@@ -114,7 +114,7 @@ def test_retry_generates_errors_again_and_keeps_successes(store: Store) -> None:
     assert store.jobs.finalize_if_done(job.id) is None
     chunk = claim(store, job)
     assert store.results.recorded(chunk) == {(0, 0), (2, 0), (3, 0), (4, 0)}
-    store.chunks.release(chunk.id, chunk.epoch)
+    store.chunks.release(chunk.lease)
     work(store, job)
     after = {r.row_index: r for r in store.results.iterate(job.id)}
     assert [row for row in after if after[row] != before[row]] == [1, 7]
@@ -128,14 +128,14 @@ def test_retry_generates_errors_again_and_keeps_successes(store: Store) -> None:
 def test_a_retry_that_fails_again_records_the_new_error(store: Store) -> None:
     job = add_job(store, num_rows=2)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [failure(0, code="old"), answer(1)])
-    store.chunks.finish(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, [failure(0, code="old"), answer(1)])
+    store.chunks.finish(chunk.lease)
     store.jobs.finalize_if_done(job.id)
     store.jobs.retry_failed(job.id)
     chunk = claim(store, job)
-    assert store.results.write(chunk.id, chunk.epoch, [failure(0, code="new"), failure(1, code="never")]) == 1
+    assert store.results.write(chunk.lease, [failure(0, code="new"), failure(1, code="never")]) == 1
     assert store.results.recorded(chunk) == {(0, 0), (1, 0)}
-    assert store.chunks.finish(chunk.id, chunk.epoch)
+    assert store.chunks.finish(chunk.lease)
     assert [(r.status, r.error_code) for r in store.results.iterate(job.id)] == [
         (RowStatus.ERROR, "new"), (RowStatus.OK, None),
     ]  # fmt: skip
@@ -147,12 +147,12 @@ def test_a_retry_does_not_end_before_every_error_was_generated_again(store: Stor
     work(store, job, bad_rows=(0, 1))
     store.jobs.retry_failed(job.id)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [answer(0)])
-    store.chunks.release(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, [answer(0)])
+    store.chunks.release(chunk.lease)
     chunk = claim(store, job)
     assert store.results.recorded(chunk) == {(0, 0), (2, 0)}
-    store.results.write(chunk.id, chunk.epoch, [failure(1)])
-    assert store.chunks.finish(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, [failure(1)])
+    assert store.chunks.finish(chunk.lease)
     assert store.jobs.progress(job.id).num_errors == 1
 
 

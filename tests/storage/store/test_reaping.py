@@ -30,9 +30,9 @@ def test_an_expired_chunk_goes_out_again(store: Store) -> None:
     assert (released.id, released.state, released.epoch, released.attempts, released.worker_id) == (
         chunk.id, ChunkState.PENDING, chunk.epoch + 1, 1, None,
     )  # fmt: skip
-    assert not store.chunks.heartbeat(chunk.id, chunk.epoch, LEASE).alive
+    assert not store.chunks.heartbeat(chunk.lease, LEASE).alive
     with pytest.raises(LeaseLost):
-        store.results.write(chunk.id, chunk.epoch, [answer(0)])
+        store.results.write(chunk.lease, [answer(0)])
     assert claim(store, job).id == chunk.id
 
 
@@ -48,13 +48,13 @@ def test_the_lease_of_a_dead_worker_ends_at_once(store: Store) -> None:
     dead, alive = claim(store, job, "dead"), claim(store, job, "alive")
     assert store.chunks.expire_leases("dead") == 1
     assert [chunk.id for chunk in store.reaper.reap().released] == [dead.id]
-    assert store.chunks.heartbeat(alive.id, alive.epoch, LEASE).alive
+    assert store.chunks.heartbeat(alive.lease, LEASE).alive
 
 
 def test_what_was_recorded_before_the_crash_stays(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [answer(0), answer(3)])
+    store.results.write(chunk.lease, [answer(0), answer(3)])
     store.reaper.reap(future(), 3)
     assert store.results.recorded(claim(store, job)) == {(0, 0), (3, 0)}
 
@@ -85,7 +85,7 @@ class Mortal:
             done = self.store.results.recorded(chunk)
             todo = [row for row, sample in pairs(chunk) if (row, sample) not in done]
             if self.lives_through(chunk, todo):
-                assert self.store.chunks.finish(chunk.id, chunk.epoch)
+                assert self.store.chunks.finish(chunk.lease)
             else:
                 self.deaths += 1
                 self.store.reaper.reap(future())
@@ -93,14 +93,14 @@ class Mortal:
     def lives_through(self, chunk: Chunk, todo: Sequence[int]) -> bool:
         if under_suspicion(chunk.attempts, self.limit):
             for row in todo:
-                self.store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(row, f"id {row}", {"n": row}))
+                self.store.chunks.take_in_hand(chunk.lease, RowInHand(row, f"id {row}", {"n": row}))
                 if row in self.poison:
                     return False
-                self.store.results.write(chunk.id, chunk.epoch, [answer(row)])
+                self.store.results.write(chunk.lease, [answer(row)])
             return True
         hit = next((row for row in todo if row in self.poison), None)
         if hit is None or self.recorded_before:
-            self.store.results.write(chunk.id, chunk.epoch, [answer(row) for row in todo if hit is None or row < hit])
+            self.store.results.write(chunk.lease, [answer(row) for row in todo if hit is None or row < hit])
         return hit is None
 
 
@@ -132,8 +132,8 @@ def test_only_the_samples_without_a_record_are_given_up(store: Store) -> None:
     claim(store, job)
     store.reaper.reap(future())
     chunk = claim(store, job)
-    store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(0))
-    store.results.write(chunk.id, chunk.epoch, [answer(0, 1)])
+    store.chunks.take_in_hand(chunk.lease, RowInHand(0))
+    store.results.write(chunk.lease, [answer(0, 1)])
     [row] = store.reaper.reap(future()).poisoned
     assert (row.job_id, row.row_index) == (job.id, 0)
     assert [r.status.value for r in store.results.iterate(job.id)] == ["error", "ok", "error"]
@@ -148,8 +148,8 @@ def test_a_death_between_two_rows_blames_neither(store: Store) -> None:
     for row in range(2):
         chunk = claim(store, job)
         assert chunk.attempts == 1
-        store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(row))
-        store.results.write(chunk.id, chunk.epoch, [answer(row)])
+        store.chunks.take_in_hand(chunk.lease, RowInHand(row))
+        store.results.write(chunk.lease, [answer(row)])
         reaped = store.reaper.reap(future())
         assert (reaped.poisoned, [part.attempts for part in reaped.suspected]) == ([], [1])
 
@@ -157,9 +157,9 @@ def test_a_death_between_two_rows_blames_neither(store: Store) -> None:
 def test_a_row_is_taken_in_hand_under_the_lease_alone(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    store.chunks.release(chunk.id, chunk.epoch)
+    store.chunks.release(chunk.lease)
     with pytest.raises(LeaseLost):
-        store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(0))
+        store.chunks.take_in_hand(chunk.lease, RowInHand(0))
 
 
 def test_workers_that_die_before_they_have_a_row_in_their_hands_end_the_job(store: Store) -> None:
@@ -182,7 +182,7 @@ def test_workers_that_die_before_they_have_a_row_in_their_hands_end_the_job(stor
 def test_a_complete_chunk_whose_worker_died_is_done(store: Store) -> None:
     job = add_job(store, num_rows=5, spec={"max_attempts": 1})
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [answer(*pair) for pair in pairs(chunk)])
+    store.results.write(chunk.lease, [answer(*pair) for pair in pairs(chunk)])
     reaped = store.reaper.reap(future())
     assert (reaped.released, reaped.suspected, reaped.poisoned) == ([], [], [])
     assert store.jobs.progress(job.id).chunks[ChunkState.DONE] == 1
@@ -225,14 +225,14 @@ def test_random_crashes_lose_no_row_and_double_none(store: Store, seed: int) -> 
         todo = sorted(set(pairs(chunk, 2)) - store.results.recorded(chunk))
         if todo and rng.random() < 0.3:
             if under_suspicion(chunk.attempts, 2):
-                store.chunks.take_in_hand(chunk.id, chunk.epoch, RowInHand(rng.choice(todo)[0]))
-            store.results.write(chunk.id, chunk.epoch, [answer(*p) for p in todo if rng.random() < 0.6])
+                store.chunks.take_in_hand(chunk.lease, RowInHand(rng.choice(todo)[0]))
+            store.results.write(chunk.lease, [answer(*p) for p in todo if rng.random() < 0.6])
             store.reaper.reap(future())
         elif rng.random() < 0.2:
-            store.chunks.release(chunk.id, chunk.epoch)
+            store.chunks.release(chunk.lease)
         else:
-            store.results.write(chunk.id, chunk.epoch, [answer(*p) for p in todo])
-            assert store.chunks.finish(chunk.id, chunk.epoch)
+            store.results.write(chunk.lease, [answer(*p) for p in todo])
+            assert store.chunks.finish(chunk.lease)
     assert store.jobs.finalize_if_done(job.id) is not None
     found = [(r.row_index, r.sample) for r in store.results.iterate(job.id)]
     assert found == [(row, sample) for row in range(23) for sample in range(2)]

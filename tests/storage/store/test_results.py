@@ -7,7 +7,7 @@ from enum import StrEnum
 import pytest
 
 from storage.errors import InvalidResult, LeaseLost
-from storage.records import Acceptance, Job, Result, RowStatus
+from storage.records import Acceptance, Job, Lease, Result, RowStatus
 from storage.sql.encoding import storable
 from storage.store.store import Store
 from tests.storage.helpers import LEASE, add_job, answer, claim, failure, pairs
@@ -34,7 +34,7 @@ def test_results_come_back_as_they_were_written(store: Store) -> None:
     )
     others = [answer(0, 1, seed=-(2**63)), answer(1, acceptance=None), failure(1, 1), answer(2), answer(2, 1)]
     batch = [full, *others]
-    assert store.results.write(chunk.id, chunk.epoch, list(reversed(batch))) == 6
+    assert store.results.write(chunk.lease, list(reversed(batch))) == 6
     assert list(store.results.iterate(job.id)) == batch
     assert list(store.results.iterate(job.id, page=1)) == batch
     assert store.results.errors(job.id) == [failure(1, 1)]
@@ -46,44 +46,42 @@ def test_enum_texts_are_stored_as_their_values(store: Store) -> None:
 
     job = add_job(store, num_rows=1)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [answer(0, finish_reason=Reason.LENGTH)])
+    store.results.write(chunk.lease, [answer(0, finish_reason=Reason.LENGTH)])
     assert [r.finish_reason for r in store.results.iterate(job.id)] == ["length"]
 
 
 def test_a_zombie_writer_is_refused(store: Store) -> None:
     job = add_job(store)
     zombie = claim(store, job)
-    store.chunks.release(zombie.id, zombie.epoch)
+    store.chunks.release(zombie.lease)
     current = claim(store, job, "other")
     assert current.id == zombie.id
     with pytest.raises(LeaseLost, match=f"chunk {zombie.id} no longer runs under epoch {zombie.epoch}"):
-        store.results.write(zombie.id, zombie.epoch, [answer(0)])
+        store.results.write(zombie.lease, [answer(0)])
     assert store.results.recorded(current) == set()
-    assert store.results.write(current.id, current.epoch, [answer(0)]) == 1
-    assert not store.chunks.finish(zombie.id, zombie.epoch)
+    assert store.results.write(current.lease, [answer(0)]) == 1
+    assert not store.chunks.finish(zombie.lease)
 
 
 def test_a_finished_or_unclaimed_chunk_takes_no_results(store: Store) -> None:
     job = add_job(store, num_rows=2, chunk_rows=1)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [answer(0)])
-    store.chunks.finish(chunk.id, chunk.epoch)
+    store.results.write(chunk.lease, [answer(0)])
+    store.chunks.finish(chunk.lease)
     with pytest.raises(LeaseLost):
-        store.results.write(chunk.id, chunk.epoch, [answer(0)])
+        store.results.write(chunk.lease, [answer(0)])
     [waiting] = store.chunks.pending()
     with pytest.raises(LeaseLost):
-        store.results.write(waiting.id, waiting.epoch, [answer(1)])
+        store.results.write(waiting.lease, [answer(1)])
 
 
 def test_the_first_success_wins(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
     first = answer(0)
-    assert store.results.write(chunk.id, chunk.epoch, [first]) == 1
+    assert store.results.write(chunk.lease, [first]) == 1
     second = answer(0, output_text="another", num_output_tokens=99, acceptance=None)
-    assert (
-        store.results.write(chunk.id, chunk.epoch, [second, failure(0), answer(1), answer(1, output_text="late")]) == 1
-    )
+    assert store.results.write(chunk.lease, [second, failure(0), answer(1), answer(1, output_text="late")]) == 1
     assert list(store.results.iterate(job.id)) == [first, answer(1)]
     assert _counters(store, job) == _recount(store, job)
 
@@ -91,8 +89,8 @@ def test_the_first_success_wins(store: Store) -> None:
 def test_a_success_replaces_an_error_and_never_the_reverse(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [failure(0), failure(1), answer(2)])
-    assert store.results.write(chunk.id, chunk.epoch, [answer(0), failure(1, code="later"), failure(2)]) == 1
+    store.results.write(chunk.lease, [failure(0), failure(1), answer(2)])
+    assert store.results.write(chunk.lease, [answer(0), failure(1, code="later"), failure(2)]) == 1
     assert list(store.results.iterate(job.id)) == [answer(0), failure(1), answer(2)]
     assert _counters(store, job) == _recount(store, job)
 
@@ -106,13 +104,13 @@ def test_counters_stay_exact_whatever_is_written_twice(store: Store, seed: int) 
         chosen = rng.choices(pairs(chunk, 2), k=rng.randint(1, 8))
         batch = [failure(*p) if rng.random() < 0.4 else answer(*p) for p in chosen]
         before = {(r.row_index, r.sample): r for r in store.results.iterate(job.id)}
-        written = store.results.write(chunk.id, chunk.epoch, batch)
+        written = store.results.write(chunk.lease, batch)
         after = {(r.row_index, r.sample): r for r in store.results.iterate(job.id)}
         assert written == sum(after[key] != before.get(key) for key in after)
         assert all(after[key].status is RowStatus.OK for key, r in before.items() if r.status is RowStatus.OK)
         assert _counters(store, job) == _recount(store, job)
         if rng.random() < 0.2:
-            store.chunks.release(chunk.id, chunk.epoch)
+            store.chunks.release(chunk.lease)
             chunk = claim(store, job)
 
 
@@ -124,12 +122,12 @@ def test_a_result_outside_the_chunk_is_refused(store: Store, row: int, sample: i
     claim(store, job)
     chunk = claim(store, job)
     with pytest.raises(ValueError, match="not in chunk"):
-        store.results.write(chunk.id, chunk.epoch, [answer(5), failure(row, sample)])
+        store.results.write(chunk.lease, [answer(5), failure(row, sample)])
     assert list(store.results.iterate(job.id)) == []
 
 
 def test_nothing_to_write_writes_nothing(store: Store) -> None:
-    assert store.results.write(1, 1, []) == 0
+    assert store.results.write(Lease(1, 1), []) == 0
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\x00", "half \ud83d pair \udc00", "\x00\ud800 日本"])
@@ -137,7 +135,7 @@ def test_a_character_that_no_database_holds_costs_no_record(store: Store, text: 
     job = add_job(store, num_rows=2)
     chunk = claim(store, job)
     odd = answer(0, output_text=text, row_id=text, carried={text: [text, {"x": text}]}, logprobs=[{"token": text}])
-    assert store.results.write(chunk.id, chunk.epoch, [odd, failure(1, message=text)]) == 2
+    assert store.results.write(chunk.lease, [odd, failure(1, message=text)]) == 2
     first, second = store.results.iterate(job.id)
     # The output keeps its NUL characters; everywhere else, and for halves of pairs, U+FFFD stands in.
     assert first.output_text == "".join("�" if "\ud800" <= c <= "\udfff" else c for c in text)
@@ -150,7 +148,7 @@ def test_a_character_that_no_database_holds_costs_no_record(store: Store, text: 
 def test_numbers_that_are_not_finite_become_null(store: Store) -> None:
     job = add_job(store, num_rows=1)
     chunk = claim(store, job)
-    store.results.write(chunk.id, chunk.epoch, [answer(0, carried={"a": float("nan"), "b": [float("inf"), 1.5]})])
+    store.results.write(chunk.lease, [answer(0, carried={"a": float("nan"), "b": [float("inf"), 1.5]})])
     assert next(store.results.iterate(job.id)).carried == {"a": None, "b": [None, 1.5]}
 
 
@@ -166,7 +164,7 @@ def test_statistics_that_do_not_add_up_are_refused(store: Store, wrong: Acceptan
     job = add_job(store)
     chunk = claim(store, job)
     with pytest.raises(InvalidResult, match="acceptance"):
-        store.results.write(chunk.id, chunk.epoch, [answer(0, acceptance=wrong)])
+        store.results.write(chunk.lease, [answer(0, acceptance=wrong)])
     assert store.jobs.progress(job.id).num_ok == 0
 
 
@@ -178,9 +176,7 @@ def test_errors_are_grouped_by_code(store: Store) -> None:
             failure(0, code="null_prompt"), failure(3, code="prompt_too_long", message="9000 tokens"), answer(4),
             failure(5, code="prompt_too_long"), failure(6, code="prompt_too_long", message="8000 tokens"),
         ]  # fmt: skip
-        store.results.write(
-            chunk.id, chunk.epoch, [r for r in batch if chunk.start_row <= r.row_index < chunk.start_row + 5]
-        )
+        store.results.write(chunk.lease, [r for r in batch if chunk.start_row <= r.row_index < chunk.start_row + 5])
     groups = store.results.error_groups(job.id)
     assert [(g.error_code, g.num_errors, g.first_row_index) for g in groups] == [
         ("prompt_too_long", 3, 3), ("null_prompt", 1, 0),
@@ -192,10 +188,8 @@ def test_errors_are_grouped_by_code(store: Store) -> None:
 def test_a_large_batch(store: Store) -> None:
     job = add_job(store, num_rows=3000, chunk_rows=3000)
     chunk = claim(store, job)
-    assert (
-        store.results.write(chunk.id, chunk.epoch, [answer(*p, output_text="x" * 5000) for p in pairs(chunk)]) == 3000
-    )
-    assert store.chunks.finish(chunk.id, chunk.epoch)
+    assert store.results.write(chunk.lease, [answer(*p, output_text="x" * 5000) for p in pairs(chunk)]) == 3000
+    assert store.chunks.finish(chunk.lease)
     assert store.jobs.progress(job.id).num_ok == 3000
     assert [r.row_index for r in store.results.iterate(job.id)] == list(range(3000))
 
@@ -203,11 +197,11 @@ def test_a_large_batch(store: Store) -> None:
 def test_recorded_is_the_chunk_s_own(store: Store) -> None:
     job = add_job(store)
     first, second = claim(store, job), claim(store, job)
-    store.results.write(first.id, first.epoch, [answer(4)])
-    store.results.write(second.id, second.epoch, [answer(5), failure(9)])
+    store.results.write(first.lease, [answer(4)])
+    store.results.write(second.lease, [answer(5), failure(9)])
     assert store.results.recorded(first) == {(4, 0)}
     assert store.results.recorded(second) == {(5, 0), (9, 0)}
-    assert store.chunks.heartbeat(first.id, first.epoch, LEASE).alive
+    assert store.chunks.heartbeat(first.lease, LEASE).alive
 
 
 def _counters(store: Store, job: Job) -> dict[str, int]:
@@ -233,4 +227,4 @@ def test_an_error_needs_a_code(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
     with pytest.raises(InvalidResult, match="error_code"):
-        store.results.write(chunk.id, chunk.epoch, [Result(0, 0, RowStatus.ERROR)])
+        store.results.write(chunk.lease, [Result(0, 0, RowStatus.ERROR)])

@@ -100,8 +100,8 @@ def test_what_is_recorded_is_not_generated_again(store: Store, tmp_path: Path, s
 def test_a_chunk_whose_rows_are_all_recorded_needs_no_engine(store: Store, tmp_path: Path, script: Script) -> None:
     job = make_job(store, tmp_path, {"prompt": ["one"]})
     crashed = claim(store, job)
-    store.results.write(crashed.id, crashed.epoch, [Result(0, 0, RowStatus.OK, output_text="ONE")])
-    store.chunks.release(crashed.id, crashed.epoch)
+    store.results.write(crashed.lease, [Result(0, 0, RowStatus.OK, output_text="ONE")])
+    store.chunks.release(crashed.lease)
     script.load_error = RuntimeError("an engine was asked for")
     assert run_chunk(store, job, script).status is ChunkStatus.DONE
 
@@ -148,7 +148,7 @@ def test_a_lost_lease_ends_quietly_and_writes_nothing(
     chunk = claim(store, job)
     running = pool.submit(run_chunk, store, job, script, chunk=chunk)
     wait_until(lambda: len(script.requests) == 1)
-    store.chunks.release(chunk.id, chunk.epoch)
+    store.chunks.release(chunk.lease)
     assert running.result().status is ChunkStatus.LOST
     assert results(store, job) == {}
 
@@ -156,7 +156,7 @@ def test_a_lost_lease_ends_quietly_and_writes_nothing(
 def test_a_zombies_results_are_refused(store: Store, tmp_path: Path, script: Script) -> None:
     job = make_job(store, tmp_path, {"prompt": ["one"]})
     stale = claim(store, job)
-    store.chunks.release(stale.id, stale.epoch)
+    store.chunks.release(stale.lease)
     current = claim(store, job)
     assert run_chunk(store, job, script, chunk=stale).status is ChunkStatus.LOST
     assert results(store, job) == {}

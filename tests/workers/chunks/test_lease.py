@@ -39,7 +39,7 @@ def test_a_lease_survives_an_outage_that_is_shorter(
 ) -> None:
     chunk = claim(store, make_job(store, tmp_path, {"prompt": ["one"]}))
     calls = outage(1, monkeypatch, store.chunks, "heartbeat")
-    with LeaseKeeper(store, chunk, 1.5) as lease:
+    with LeaseKeeper(store, chunk.lease, 1.5) as lease:
         while len(calls) < 3:
             time.sleep(0.05)
         assert not lease.lost
@@ -50,7 +50,7 @@ def test_a_lease_is_lost_with_an_outage_that_is_longer(
 ) -> None:
     chunk = claim(store, make_job(store, tmp_path, {"prompt": ["one"]}))
     outage(10**6, monkeypatch, store.chunks, "heartbeat")
-    with LeaseKeeper(store, chunk, 0.3) as lease:
+    with LeaseKeeper(store, chunk.lease, 0.3) as lease:
         while not lease.lost:
             time.sleep(0.05)
 
@@ -60,7 +60,7 @@ def test_a_lease_hears_that_the_job_is_being_cancelled(
 ) -> None:
     chunk = claim(store, make_job(store, tmp_path, {"prompt": ["one"]}))
     monkeypatch.setattr(store.chunks, "heartbeat", lambda *_: Heartbeat(alive=True, cancel_requested=True))
-    with LeaseKeeper(store, chunk, 0.1) as lease:
+    with LeaseKeeper(store, chunk.lease, 0.1) as lease:
         while not lease.cancelled:
             time.sleep(0.02)
         assert not lease.lost

@@ -46,8 +46,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def message(store: Store, job: Job, place: int = 0) -> ChunkMessage:
-    chunk = store.chunks.of_job(job.id)[place]
-    return ChunkMessage(job.id, chunk.id, chunk.epoch)
+    return store.chunks.of_job(job.id)[place].message
 
 
 def test_a_message_is_processed_once_however_often_it_comes(worker: Worker, store: Store, tmp_path: Path) -> None:
@@ -87,7 +86,7 @@ def lose_a_worker(store: Store, job: Job) -> None:
     """A worker dies over the job's first chunk; with max_attempts 1 that brings it under suspicion."""
     chunk = store.chunks.claim_next("killed", 60.0, job.id)
     assert chunk is not None
-    store.chunks.heartbeat(chunk.id, chunk.epoch, 0.0)
+    store.chunks.heartbeat(chunk.lease, 0.0)
     store.reaper.reap(job_id=job.id)
 
 
@@ -143,7 +142,7 @@ def test_a_job_whose_engine_cannot_be_loaded_ends_unless_others_work_on_it(
     chunk = store.chunks.of_job(job.id)[1]
     assert (chunk.state, chunk.attempts) == (ChunkState.PENDING, 0)
     assert store.jobs.get(job.id).state is JobState.IN_PROGRESS
-    store.chunks.release(other.id, other.epoch)
+    store.chunks.release(other.lease)
     worker.process(message(store, job))
     failed = store.jobs.get(job.id)
     assert (failed.state, failed.error_code) == (JobState.FAILED, "load_failed")
