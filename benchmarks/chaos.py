@@ -177,7 +177,7 @@ class _Deployment:
             self.report.rows += job.num_rows
             self.report.duplicates += len(found) - len(texts)
             self.report.missing += job.num_rows - len(texts)
-            counted = store.jobs.progress(job.id).num_ok
+            counted = store.jobs.progress(job.id).counts.num_ok
             self.report.wrong += abs(counted - len(found))
             self.report.wrong += sum(result.error_code is not None for result in found)
             if expected is not None:
@@ -484,5 +484,5 @@ class _Local(_Deployment):
     def _recorded(self, name: str) -> int:
         with suppress(StoreUnavailable):
             job = self.store.jobs.find(name)
-            return 0 if job is None else self.store.jobs.progress(job.id).num_ok
+            return 0 if job is None else self.store.jobs.progress(job.id).counts.num_ok
         return 0

@@ -97,7 +97,12 @@ def _run(store: Store, job: Job) -> dict[str, Any]:
         LocalRun(store, job, threading.Event()).run(display)
     seconds = time.perf_counter() - started
     progress = store.jobs.progress(job.id)
-    return {"seconds": seconds, "model_seconds": model[0], "ok": progress.num_ok, "state": store.jobs.get(job.id).state}
+    return {
+        "seconds": seconds,
+        "model_seconds": model[0],
+        "ok": progress.counts.num_ok,
+        "state": store.jobs.get(job.id).state,
+    }
 
 
 def _timed_model() -> list[float]:

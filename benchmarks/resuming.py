@@ -105,7 +105,7 @@ class _Job:
     def recorded(self) -> int:
         with Store.open(self.store) as store:
             job = store.jobs.find(self.name)
-            return store.jobs.progress(job.id).num_ok if job is not None else 0
+            return store.jobs.progress(job.id).counts.num_ok if job is not None else 0
 
 
 def _killed_and_resumed(job: _Job) -> Resumed:

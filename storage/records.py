@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -157,15 +157,20 @@ class ChunkMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class TokenCounts:
+    """Tokens and steps, of one answer or summed over many. Where all was recorded, output = steps + accepted."""
+
+    num_output_tokens: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance(TokenCounts):
     """Acceptance statistics of one result: integers; every rate is derived in SQL."""
 
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    num_trimmed_draft_tokens: int
-    num_output_tokens: int
-    """Emitted = steps + accepted."""
+    num_trimmed_draft_tokens: int = 0
     acceptance_histogram: tuple[int, ...] = ()
     reached_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
@@ -209,17 +214,24 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts(TokenCounts):
+    """What is counted over recorded results. Every chunk keeps these counters, in columns of the same names."""
+
+    num_ok: int = 0
+    num_errors: int = 0
+    engine_microseconds: int = 0
+    """Shares that the recorded answers had in the steps of engines: no loading, no compiling, no waiting."""
+
+
+TOKEN_COUNTS = tuple(field.name for field in fields(TokenCounts))
+COUNTS = tuple(field.name for field in fields(Counts))
+
+
+@dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Counts over the whole job, for `status`, `watch` and the live display."""
+    """How far a job is, for `status`, `watch` and the live display."""
 
     num_results: int
     """Expected (row, sample) pairs."""
-    num_ok: int
-    num_errors: int
-    num_output_tokens: int
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
     chunks: dict[ChunkState, int]
-    engine_microseconds: int = 0
-    """Shares that the recorded answers had in the steps of engines: no loading, no compiling, no waiting."""
+    counts: Counts = Counts()

@@ -84,7 +84,7 @@ class LocalRun:
         end, _ = follower.refresh(tokens=self._emitted)
         if self._failure is not None:
             raise self._failure
-        tokens = end.num_output_tokens - start.num_output_tokens
+        tokens = end.counts.num_output_tokens - start.counts.num_output_tokens
         return LocalOutcome(self._store.jobs.get(job.id), tokens / seconds if seconds and tokens > 0 else None)
 
     def _serve(self, worker: Worker, follower: Follower) -> float | None:

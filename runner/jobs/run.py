@@ -46,9 +46,9 @@ def run_command(
             _export(store, outcome.job, export_path(out, outcome.job.name), force=force)
         if not outcome.job.state.terminal:
             note("interrupted: finished rows are recorded; the same command goes on from here")
-        elif summary.num_errors:
+        elif summary.counts.num_errors:
             note(f"failed rows: nightdraft errors {outcome.job.name}")
-        return exit_code_of(outcome.job, summary.num_errors)
+        return exit_code_of(outcome.job, summary.counts.num_errors)
 
 
 def _require_output(out: str, spec: JobSpec) -> None:

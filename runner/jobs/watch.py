@@ -47,7 +47,7 @@ def watch_job(store: Store, job_id: str, *, as_json: bool) -> ExitCode:
         return ExitCode.INTERRUPTED
     if not as_json:
         show_job(summary, store.results.error_groups(job_id), as_json=False)
-    return exit_code_of(store.jobs.get(job_id), summary.num_errors)
+    return exit_code_of(store.jobs.get(job_id), summary.counts.num_errors)
 
 
 class _Emitted:
@@ -62,8 +62,8 @@ class _Emitted:
     def read(self) -> int | None:
         """None as long as no worker has told of any."""
         for sample in self._store.telemetry.latest_engine_samples():
-            before = self._counts.get(sample.worker_id, sample.num_output_tokens)
-            self._counts[sample.worker_id] = sample.num_output_tokens
+            before = self._counts.get(sample.worker_id, sample.tokens.num_output_tokens)
+            self._counts[sample.worker_id] = sample.tokens.num_output_tokens
             if sample.job_id == self._job_id:
-                self._total = (self._total or 0) + max(0, sample.num_output_tokens - before)
+                self._total = (self._total or 0) + max(0, sample.tokens.num_output_tokens - before)
         return self._total

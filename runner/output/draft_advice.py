@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from workers.engine.api.config import MAX_TREE_NODES, SpeculationConfig
 
 if TYPE_CHECKING:
-    from storage.records import Job, JobProgress
+    from storage.records import Counts, Job
 
 NEAR_ZERO = 0.05
 """Accepted tokens for each whole draft: fewer, and next to no draft began with a token that was right."""
@@ -34,11 +34,11 @@ _CAUSES = {
 }
 
 
-def draft_warning(job: Job, progress: JobProgress) -> str | None:
+def draft_warning(job: Job, counts: Counts) -> str | None:
     """One sentence when next to none of a job's drafted tokens were accepted; None where they were, or were too few."""
     options = job.spec.get("engine", {}).get("speculation") or {}
     config = SpeculationConfig(**options)
-    drafted, accepted = progress.num_draft_tokens, progress.num_accepted_draft_tokens
+    drafted, accepted = counts.num_draft_tokens, counts.num_accepted_draft_tokens
     whole = drafted / _largest_draft(config)
     if whole < FEWEST_DRAFTS or accepted >= NEAR_ZERO * whole:
         return None

@@ -43,8 +43,8 @@ def show_jobs(jobs: Sequence[JobSummary], *, as_json: bool) -> None:
             job.shown_state,
             job.num_done,
             job.num_results,
-            job.num_errors,
-            job.num_output_tokens,
+            job.counts.num_errors,
+            job.counts.num_output_tokens,
             job.mean_acceptance_length,
             job.created_at,
         )
@@ -80,9 +80,9 @@ def _job_fields(job: JobSummary) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "job": job.id,
         "state": job.shown_state,
-        "rows ok": f"{job.num_ok} of {job.num_results}",
-        "rows failed": job.num_errors,
-        "output tokens": job.num_output_tokens,
+        "rows ok": f"{job.counts.num_ok} of {job.num_results}",
+        "rows failed": job.counts.num_errors,
+        "output tokens": job.counts.num_output_tokens,
     }
     fields["mean acceptance length"] = job.mean_acceptance_length
     fields["draft acceptance rate"] = job.draft_acceptance_rate

@@ -154,8 +154,8 @@ def figures(summary: JobSummary, rates: Rates, note: str = "") -> str:
         parts.append(f"{rates.tokens_per_second:.0f} tokens/s")
     if summary.mean_acceptance_length is not None:
         parts.append(f"accepts {format_value(summary.mean_acceptance_length)}")
-    if summary.num_errors:
-        parts.append(f"{summary.num_errors} failed")
+    if summary.counts.num_errors:
+        parts.append(f"{summary.counts.num_errors} failed")
     if note:
         parts.append(note)
     elif rates.eta_seconds is not None and not summary.state.terminal:
@@ -184,7 +184,7 @@ class Follower:
         started = time.monotonic()
         summary = self._read()
         now = time.monotonic()
-        self._window.add(now, summary.num_done, summary.num_output_tokens if tokens is None else tokens)
+        self._window.add(now, summary.num_done, summary.counts.num_output_tokens if tokens is None else tokens)
         rates = self._window.rates(summary.num_results - summary.num_done)
         self._display.update(summary, rates, note)
         return summary, max(self._poll, 9 * (now - started))

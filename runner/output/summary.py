@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import ExitCode
 from runner.output.draft_advice import draft_warning
 from scheduler.daemon.recovery import as_seen
-from storage.records import Job, JobProgress, JobState
+from storage.records import TOKEN_COUNTS, Counts, Job, JobProgress, JobState
 from storage.redaction import redacted
 from workers.engine.api.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.errors import LOAD_FAILED
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CONFIG_ERRORS = (ModelNotFound.code, UnsupportedModel.code, InvalidConfig.code, "invalid_spec", LOAD_FAILED)
 """Error codes of a job that says something that no worker can do."""
+
+_SHOWN_COUNTS = ("num_ok", "num_errors", *TOKEN_COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,7 @@ class JobSummary:
     num_rows: int
     num_results: int
     """Expected (row, sample) pairs."""
-    num_ok: int
-    num_errors: int
-    num_output_tokens: int
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
+    counts: Counts
     mean_acceptance_length: float | None
     draft_acceptance_rate: float | None
     chunks: dict[str, int]
@@ -64,10 +61,13 @@ class JobSummary:
 
     @property
     def num_done(self) -> int:
-        return self.num_ok + self.num_errors
+        return self.counts.num_ok + self.counts.num_errors
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        shown: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            shown |= {each: value[each] for each in _SHOWN_COUNTS} if name == "counts" else {name: value}
+        return shown
 
 
 def summary_of(store: Store, job: Job) -> JobSummary:
@@ -79,8 +79,9 @@ def summary_of(store: Store, job: Job) -> JobSummary:
 
 def summarise(job: Job, progress: JobProgress, now: datetime | None = None, *, interrupted: bool = False) -> JobSummary:
     """Put a job and its counts together."""
-    steps, accepted, drafted = progress.num_spec_steps, progress.num_accepted_draft_tokens, progress.num_draft_tokens
-    engine = progress.engine_microseconds / 1e6
+    counts = progress.counts
+    steps, accepted, drafted = counts.num_spec_steps, counts.num_accepted_draft_tokens, counts.num_draft_tokens
+    engine = counts.engine_microseconds / 1e6
     end = job.finished_at or (now or datetime.now(UTC))
     seconds = (end - job.started_at).total_seconds() if job.started_at else None
     return JobSummary(
@@ -89,12 +90,7 @@ def summarise(job: Job, progress: JobProgress, now: datetime | None = None, *, i
         state=job.state,
         num_rows=job.num_rows,
         num_results=progress.num_results,
-        num_ok=progress.num_ok,
-        num_errors=progress.num_errors,
-        num_output_tokens=progress.num_output_tokens,
-        num_spec_steps=steps,
-        num_draft_tokens=drafted,
-        num_accepted_draft_tokens=accepted,
+        counts=counts,
         mean_acceptance_length=(accepted + steps) / steps if steps else None,
         draft_acceptance_rate=accepted / drafted if drafted else None,
         chunks={str(state): count for state, count in progress.chunks.items() if count},
@@ -102,12 +98,12 @@ def summarise(job: Job, progress: JobProgress, now: datetime | None = None, *, i
         started_at=job.started_at,
         finished_at=job.finished_at,
         seconds=seconds,
-        output_tokens_per_second=progress.num_output_tokens / seconds if seconds else None,
-        decode_tokens_per_second=progress.num_output_tokens / engine if engine else None,
+        output_tokens_per_second=counts.num_output_tokens / seconds if seconds else None,
+        decode_tokens_per_second=counts.num_output_tokens / engine if engine else None,
         error_code=job.error_code,
         error_message=job.error_message and redacted(job.error_message),
         notes=job.notes,
-        draft_warning=draft_warning(job, progress),
+        draft_warning=draft_warning(job, counts),
         interrupted=interrupted,
     )
 

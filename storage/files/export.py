@@ -24,7 +24,7 @@ from storage.files.scanning import Unreadable, read_rows
 from storage.private import open_file
 from storage.records import InputFile, Job, RowStatus
 from storage.sql.tables import SAME_RESULT, acceptance, results
-from storage.store.rows import output_text
+from storage.store.rows import SPECULATION_COUNTS, output_text
 from storage.store.store import Store
 
 SLICE_ROWS = 1024
@@ -380,7 +380,7 @@ def _joined(store: Store, job_id: str, piece: _Slice, fields: Sequence[Any], sch
 
 
 def _recorded(connection: sa.Connection, job_id: str, first: int, end: int) -> Sequence[Any]:
-    counts = (acceptance.c[name] for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"))
+    counts = (acceptance.c[name] for name in SPECULATION_COUNTS)
     query = (
         sa.select(
             results.c.row_index,

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from storage.records import ChunkState, JobState, RowStatus
+from storage.records import COUNTS, TOKEN_COUNTS, ChunkState, JobState, RowStatus
 
 metadata = sa.MetaData(
     naming_convention={
@@ -59,10 +59,6 @@ class State(sa.TypeDecorator[StrEnum]):
 
 BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 Json = sa.JSON(none_as_null=True)
-
-
-def _count(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
 
 
 def _job_id(**options: Any) -> sa.Column[str]:
@@ -123,14 +119,7 @@ chunks = sa.Table(
     # The row that runs alone, with its row_id and carried columns: what its record needs should it kill its worker.
     sa.Column("in_hand", Json),
     # Counters over the recorded results, kept in the transaction that records them: progress never scans results.
-    _count("num_ok"),
-    _count("num_errors"),
-    _count("num_output_tokens"),
-    _count("num_spec_steps"),
-    _count("num_draft_tokens"),
-    _count("num_accepted_draft_tokens"),
-    # What its answers took of engines, loading and compiling left out.
-    _count("engine_microseconds"),
+    *(sa.Column(name, sa.BigInteger, nullable=False, server_default="0") for name in COUNTS),
     sa.UniqueConstraint("job_id", "start_row"),
     sa.Index(None, "state", "id"),
     sa.Index(None, "job_id", "state", "id"),
@@ -188,11 +177,8 @@ acceptance = sa.Table(
     sa.Column("job_id", sa.String, primary_key=True),
     sa.Column("row_index", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("sample", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("num_spec_steps", sa.Integer, nullable=False),
-    sa.Column("num_draft_tokens", sa.Integer, nullable=False),
-    sa.Column("num_accepted_draft_tokens", sa.Integer, nullable=False),
+    *(sa.Column(name, sa.Integer, nullable=False) for name in TOKEN_COUNTS),
     sa.Column("num_trimmed_draft_tokens", sa.Integer, nullable=False),
-    sa.Column("num_output_tokens", sa.Integer, nullable=False),
     sa.Column("acceptance_histogram", Json, nullable=False),
     sa.Column("reached_per_position", Json, nullable=False),
     sa.Column("accepted_per_position", Json, nullable=False),
@@ -260,8 +246,5 @@ engine_samples = sa.Table(
     sa.Column("num_waiting", sa.Integer, nullable=False),
     sa.Column("num_kv_blocks_used", sa.Integer, nullable=False),
     sa.Column("num_kv_blocks", sa.Integer, nullable=False),
-    sa.Column("num_output_tokens", sa.BigInteger, nullable=False),
-    sa.Column("num_spec_steps", sa.BigInteger, nullable=False),
-    sa.Column("num_draft_tokens", sa.BigInteger, nullable=False),
-    sa.Column("num_accepted_draft_tokens", sa.BigInteger, nullable=False),
+    *(sa.Column(name, sa.BigInteger, nullable=False) for name in TOKEN_COUNTS),
 )

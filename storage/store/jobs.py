@@ -6,7 +6,6 @@ What changes the state of a job locks the job before its chunks, as a claim does
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -14,10 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from storage.errors import InvalidPlan, JobExists, JobStopped, UnknownJob, UnstorableText
-from storage.records import Chunk, ChunkState, InputFile, Job, JobProgress, JobState
+from storage.records import COUNTS, Chunk, ChunkState, Counts, InputFile, Job, JobProgress, JobState
 from storage.sql.encoding import is_faithful
 from storage.sql.tables import chunks, input_files, jobs
-from storage.store.results import Counts
 from storage.store.room import Room, reads, writes, writes_once
 from storage.store.rows import chunk_values, file_from_row, file_values, job_from_row, job_values
 from storage.store.states import CLAIMABLE, OPEN, STOPPABLE, UNLEASED, lock_known, set_state
@@ -25,14 +23,6 @@ from storage.suggest import did_you_mean
 
 PLAN_BATCH = 2000
 """Chunks inserted per statement while a plan streams in."""
-
-
-@dataclass(frozen=True, slots=True)
-class DoneCounts:
-    """Results in chunks that are done; errors that a retry generates again are not among them."""
-
-    num_ok: int
-    num_errors: int
 
 
 class Jobs(Room):
@@ -94,25 +84,22 @@ class Jobs(Room):
     @reads
     def progress(self, connection: sa.Connection, job_id: str) -> JobProgress:
         """Counts over the whole job: sums over its chunks' counters, cheap however many rows it has."""
-        sums = [sa.func.sum(chunks.c[name]).label(name) for name in Counts.__slots__]
-        query = sa.select(chunks.c.state, sa.func.count().label("chunks"), *sums).where(chunks.c.job_id == job_id)
         size = connection.execute(
             sa.select(jobs.c.num_rows, jobs.c.num_samples).where(jobs.c.id == job_id)
         ).one_or_none()
         if size is None:
             raise UnknownJob(f"no job has the id {job_id!r}")
-        rows = connection.execute(query.group_by(chunks.c.state)).all()
-        counts = dict.fromkeys(ChunkState, 0) | {row.state: row.chunks for row in rows}
-        totals = {name: int(sum(getattr(row, name) for row in rows)) for name in Counts.__slots__}
-        return JobProgress(num_results=size.num_rows * size.num_samples, chunks=counts, **totals)
+        found = _counts_by_state(connection, job_id)
+        return JobProgress(
+            num_results=size.num_rows * size.num_samples,
+            chunks={state: found[state][0] if state in found else 0 for state in ChunkState},
+            counts=Counts(**{name: sum(getattr(each, name) for _, each in found.values()) for name in COUNTS}),
+        )
 
     @reads
-    def done_counts(self, connection: sa.Connection, job_id: str) -> DoneCounts:
-        """Successes and errors in the job's finished chunks."""
-        sums = (sa.func.coalesce(sa.func.sum(chunks.c[name]), 0) for name in ("num_ok", "num_errors"))
-        query = sa.select(*sums).where(chunks.c.job_id == job_id, chunks.c.state == ChunkState.DONE)
-        num_ok, num_errors = connection.execute(query).one()
-        return DoneCounts(int(num_ok), int(num_errors))
+    def done_counts(self, connection: sa.Connection, job_id: str) -> Counts:
+        """Counts in the job's finished chunks; errors that a retry generates again are not among them."""
+        return _counts_by_state(connection, job_id).get(ChunkState.DONE, (0, Counts()))[1]
 
     @reads
     def is_settled(self, connection: sa.Connection, job_id: str) -> bool:
@@ -218,6 +205,16 @@ def fail_job(connection: sa.Connection, job_id: str, error_code: str, error_mess
 def _newest(connection: sa.Connection, limit: int) -> list[Job]:
     query = sa.select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit)
     return [job_from_row(row) for row in connection.execute(query)]
+
+
+def _counts_by_state(connection: sa.Connection, job_id: str) -> dict[ChunkState, tuple[int, Counts]]:
+    """How many of the job's chunks are in each state, and the sums of their counters."""
+    sums = (sa.func.sum(chunks.c[name]) for name in COUNTS)
+    query = sa.select(chunks.c.state, sa.func.count(), *sums).where(chunks.c.job_id == job_id).group_by(chunks.c.state)
+    return {
+        state: (number, Counts(**{name: int(count) for name, count in zip(COUNTS, counts, strict=True)}))
+        for state, number, *counts in connection.execute(query)
+    }
 
 
 def _checked(plan: Iterator[Chunk], job: Job, covered: int) -> Iterator[Chunk]:

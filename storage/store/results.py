@@ -13,14 +13,14 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from storage.errors import InvalidResult
-from storage.records import Chunk, Lease, Result, RowStatus
+from storage.records import COUNTS, Chunk, Counts, Lease, Result, RowStatus
 from storage.sql.tables import SAME_RESULT, acceptance, chunks, results
 from storage.store.chunks import require_lease
 from storage.store.room import Room, reads
 from storage.store.rows import (
     ACCEPTANCE_COLUMNS,
-    ACCEPTANCE_COUNTS,
     RESULT_COLUMNS,
+    SPECULATION_COUNTS,
     acceptance_values,
     result_from_row,
     result_values,
@@ -34,33 +34,6 @@ READ_PAGE = 500
 
 _STATISTICS = tuple(column for column in acceptance.c if column.name not in ("job_id", "row_index", "sample"))
 _EMITTED = acceptance.c.num_output_tokens.label("num_emitted_tokens")
-
-
-@dataclass(slots=True)
-class Counts:
-    """What a batch adds to its chunk's counters."""
-
-    num_ok: int = 0
-    num_errors: int = 0
-    num_output_tokens: int = 0
-    num_spec_steps: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
-    engine_microseconds: int = 0
-
-    def add(self, result: Any, stats: Any | None, sign: int = 1) -> None:
-        """Add (or with sign -1 take away) one record; `stats` has the acceptance counts, if there are any."""
-        seconds = (result.draft_seconds or 0.0) + (result.verify_seconds or 0.0)
-        self.engine_microseconds += sign * round(seconds * 1e6)
-        if result.status is RowStatus.OK:
-            self.num_ok += sign
-        else:
-            self.num_errors += sign
-        self.num_output_tokens += sign * (result.num_output_tokens or 0)
-        if stats is not None:
-            self.num_spec_steps += sign * stats.num_spec_steps
-            self.num_draft_tokens += sign * stats.num_draft_tokens
-            self.num_accepted_draft_tokens += sign * stats.num_accepted_draft_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +177,7 @@ def _recorded_between(connection: sa.Connection, job_id: str, first: int, last: 
             results.c.num_output_tokens,
             results.c.draft_seconds,
             results.c.verify_seconds,
-            *(sa.func.coalesce(acceptance.c[name], 0).label(name) for name in ACCEPTANCE_COUNTS[:3]),
+            *(sa.func.coalesce(acceptance.c[name], 0).label(name) for name in SPECULATION_COUNTS),
         )
         .outerjoin(acceptance, SAME_RESULT)
         .where(results.c.job_id == job_id, results.c.row_index.between(first, last))
@@ -224,13 +197,24 @@ def _delete(connection: sa.Connection, job_id: str, rows: Sequence[Any]) -> None
 
 
 def _count_in(connection: sa.Connection, chunk_id: int, new: Iterable[Result], replaced: Iterable[Any] = ()) -> None:
-    counts = Counts()
-    for result in new:
-        counts.add(result, result.acceptance)
-    for old in replaced:
-        counts.add(old, old, sign=-1)
-    values = {name: chunks.c[name] + getattr(counts, name) for name in Counts.__slots__}
+    added = _counts([(result, result.acceptance) for result in new])
+    taken = _counts([(old, old) for old in replaced])
+    values = {name: chunks.c[name] + getattr(added, name) - getattr(taken, name) for name in COUNTS}
     connection.execute(sa.update(chunks).where(chunks.c.id == chunk_id).values(values))
+
+
+def _counts(records: Sequence[tuple[Any, Any | None]]) -> Counts:
+    """Sums over records, each given with its acceptance counts, if it has any."""
+    stats = [counted for _, counted in records if counted is not None]
+    num_ok = sum(record.status is RowStatus.OK for record, _ in records)
+    seconds = ((record.draft_seconds or 0.0) + (record.verify_seconds or 0.0) for record, _ in records)
+    return Counts(
+        num_output_tokens=sum(record.num_output_tokens or 0 for record, _ in records),
+        num_ok=num_ok,
+        num_errors=len(records) - num_ok,
+        engine_microseconds=sum(round(each * 1e6) for each in seconds),
+        **{name: sum(getattr(each, name) for each in stats) for name in SPECULATION_COUNTS},
+    )
 
 
 def _insert(connection: sa.Connection, job_id: str, epoch: int, batch: Sequence[Result]) -> None:

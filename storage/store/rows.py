@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-from storage.records import Acceptance, Chunk, InputFile, Job, Result, RowStatus
+from storage.records import TOKEN_COUNTS, Acceptance, Chunk, InputFile, Job, Result, RowStatus
 from storage.sql.encoding import dumps, integers, is_storable, storable, to_bytes
 from storage.sql.tables import chunks, jobs
 
@@ -25,16 +25,16 @@ RESULT_COLUMNS = (
     "output_token_ids", "finish_reason", "stop_reason", "error_code", "error_message", "row_id", "carried",
     *_PLAIN, "seed", "logprobs", *_TIMES,
 )  # fmt: skip
-ACCEPTANCE_COUNTS = (
-    "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_trimmed_draft_tokens", "num_output_tokens",
-)  # fmt: skip
+_ACCEPTANCE_COUNTS = (*TOKEN_COUNTS, "num_trimmed_draft_tokens")
+SPECULATION_COUNTS = tuple(name for name in TOKEN_COUNTS if name != "num_output_tokens")
+"""The token counts of a result that are columns of `acceptance`; its output tokens are one of `results`."""
 _ACCEPTANCE_ARRAYS = ("acceptance_histogram", "reached_per_position", "accepted_per_position")
-ACCEPTANCE_COLUMNS = ("job_id", "row_index", "sample", *ACCEPTANCE_COUNTS, *_ACCEPTANCE_ARRAYS)
+ACCEPTANCE_COLUMNS = ("job_id", "row_index", "sample", *_ACCEPTANCE_COUNTS, *_ACCEPTANCE_ARRAYS)
 
 
 _plain = attrgetter(*_PLAIN)
 _times = attrgetter(*_TIMES)
-_counts = attrgetter(*ACCEPTANCE_COUNTS)
+_counts = attrgetter(*_ACCEPTANCE_COUNTS)
 
 
 def job_from_row(row: Any) -> Job:
@@ -146,11 +146,9 @@ def result_from_row(row: Any) -> Result:
 
 def _acceptance(row: Any) -> Acceptance:
     return Acceptance(
-        num_spec_steps=row.num_spec_steps,
-        num_draft_tokens=row.num_draft_tokens,
-        num_accepted_draft_tokens=row.num_accepted_draft_tokens,
-        num_trimmed_draft_tokens=row.num_trimmed_draft_tokens,
         num_output_tokens=row.num_emitted_tokens,
+        num_trimmed_draft_tokens=row.num_trimmed_draft_tokens,
+        **{name: getattr(row, name) for name in SPECULATION_COUNTS},
         acceptance_histogram=tuple(row.acceptance_histogram),
         reached_per_position=tuple(row.reached_per_position),
         accepted_per_position=tuple(row.accepted_per_position),

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage.processes import ProcessIdentity
-from storage.records import ChunkState
+from storage.records import TOKEN_COUNTS, ChunkState, TokenCounts
 from storage.sql.database import clock, later
 from storage.sql.tables import chunks, engine_samples, models, speculators, workers
 from storage.store.room import Room, reads, writes
@@ -22,8 +22,7 @@ ALIVE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """One reading of an engine's gauges. The token and step counts are totals since the engine started, with what
-    running requests have emitted so far, and what aborted and failed ones had."""
+    """One reading of an engine's gauges."""
 
     worker_id: str
     sampled_at: datetime
@@ -33,10 +32,9 @@ class EngineSample:
     num_waiting: int
     num_kv_blocks_used: int
     num_kv_blocks: int
-    num_output_tokens: int
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
+    tokens: TokenCounts
+    """Totals since the engine started, with what running requests have emitted so far, and what aborted and failed
+    ones had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class Telemetry(Room):
     def write_engine_samples(self, connection: sa.Connection, samples: Sequence[EngineSample]) -> None:
         if samples:
             statement = _insert(connection, engine_samples).on_conflict_do_nothing()
-            connection.execute(statement, [asdict(sample) for sample in samples])
+            connection.execute(statement, [_sample_values(sample) for sample in samples])
 
     @reads
     def latest_engine_samples(self, connection: sa.Connection) -> list[EngineSample]:
@@ -89,7 +87,7 @@ class Telemetry(Room):
             engine_samples.c.worker_id == workers.c.worker_id, engine_samples.c.sampled_at == newest.scalar_subquery()
         )
         rows = connection.execute(sa.select(*engine_samples.c).join(workers, same)).mappings()
-        return [EngineSample(**row) for row in rows]
+        return [_sample_from_row(row) for row in rows]
 
     @writes
     def worker_seen(
@@ -175,6 +173,18 @@ class Telemetry(Room):
     def speculators(self, connection: sa.Connection, job_id: str) -> list[dict[str, Any]]:
         query = sa.select(speculators).where(speculators.c.job_id == job_id).order_by(speculators.c.recorded_at)
         return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _sample_values(sample: EngineSample) -> dict[str, Any]:
+    values = asdict(sample)
+    tokens = values.pop("tokens")
+    return {**values, **tokens}
+
+
+def _sample_from_row(row: sa.RowMapping) -> EngineSample:
+    values: dict[str, Any] = dict(row)
+    tokens = TokenCounts(**{name: values.pop(name) for name in TOKEN_COUNTS})
+    return EngineSample(**values, tokens=tokens)
 
 
 def _insert(connection: sa.Connection, table: sa.Table) -> Any:

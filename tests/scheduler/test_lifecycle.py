@@ -29,12 +29,12 @@ def test_cancel_keeps_what_is_recorded_and_resume_does_the_rest(store: Store, pr
     work_chunk(store, job)
     assert lifecycle.cancel(store, job.id) is JobState.CANCELLED
     assert lifecycle.cancel(store, job.id) is JobState.CANCELLED
-    assert store.jobs.progress(job.id).num_ok == 100
+    assert store.jobs.progress(job.id).counts.num_ok == 100
     assert store.chunks.claim_next("worker-1", 60.0, job.id) is None
     assert lifecycle.resume(store, job.id) == 3
     work_through(store, job.id)
     assert store.jobs.get(job.id).state is JobState.COMPLETED
-    assert store.jobs.progress(job.id).num_ok == 400
+    assert store.jobs.progress(job.id).counts.num_ok == 400
 
 
 def test_cancel_waits_for_running_chunks(store: Store, prompts: Path) -> None:
@@ -86,7 +86,7 @@ def test_retry_replaces_errors_by_answers(store: Store, prompts: Path) -> None:
     work_chunk(store, job)
     assert finish_if_done(store, job).state is JobState.COMPLETED
     progress = store.jobs.progress(job.id)
-    assert (progress.num_ok, progress.num_errors) == (400, 0)
+    assert (progress.counts.num_ok, progress.counts.num_errors) == (400, 0)
     assert lifecycle.retry(store, job.id) == 0
 
 
@@ -129,4 +129,4 @@ def test_a_job_stopped_for_its_errors_goes_on_by_retry(store: Store, prompts: Pa
     for _ in range(4):
         work_chunk(store, job)
     assert finish_if_done(store, job).state is JobState.COMPLETED
-    assert store.jobs.progress(job.id).num_ok == 400
+    assert store.jobs.progress(job.id).counts.num_ok == 400

@@ -154,7 +154,7 @@ class Cluster:
 
     def recorded(self, job: Job) -> int:
         progress = self.store.jobs.progress(job.id)
-        return progress.num_ok + progress.num_errors
+        return progress.counts.num_ok + progress.counts.num_errors
 
     def wait_recorded(self, job: Job, count: int) -> None:
         wait_until(lambda: self.recorded(job) >= count, f"{count} results are recorded")

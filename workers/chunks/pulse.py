@@ -13,6 +13,7 @@ from storage.processes import this_process
 from storage.retry import complain
 from storage.store.store import Store
 from storage.store.telemetry import EngineSample
+from workers.chunks.records import tokens_of
 from workers.engine.api.errors import EngineStopped
 from workers.errors import EngineFailed
 from workers.hosting.host import EngineHost
@@ -110,10 +111,7 @@ def _read_for(job_id: str | None, store: Store, worker_id: str, host: EngineHost
         num_waiting=now.waiting,
         num_kv_blocks_used=now.kv_used,
         num_kv_blocks=now.kv_blocks,
-        num_output_tokens=now.emitted,
-        num_spec_steps=now.steps,
-        num_draft_tokens=now.drafted,
-        num_accepted_draft_tokens=now.accepted,
+        tokens=tokens_of(now),
     )
     store.telemetry.write_engine_samples([sample])
 

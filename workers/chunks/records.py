@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
-from storage.records import Acceptance, Lease, Result, RowStatus
+from storage.records import Acceptance, Lease, Result, RowStatus, TokenCounts
 from storage.retry import patiently
 from storage.store.store import Store
 from workers.engine.api.request import Completion, FinishReason
 from workers.engine.api.sampling_params import SamplingParams
+from workers.engine.api.stats import AcceptanceStats, EngineSnapshot
 from workers.rows.prepare import RejectedRow
 from workers.rows.read import Row
 
@@ -26,7 +28,7 @@ def result_of(completion: Completion, row: Row, params: SamplingParams, *, keep_
         return error_of(
             row, completion.sample, completion.error_code or "engine_error", completion.error_message or "no message"
         )
-    stats, timings = completion.stats, completion.timings
+    timings = completion.timings
     return Result(
         row_index=row.index,
         sample=completion.sample,
@@ -49,16 +51,28 @@ def result_of(completion: Completion, row: Row, params: SamplingParams, *, keep_
         draft_seconds=timings.draft,
         verify_seconds=timings.verify,
         num_preemptions=completion.num_preemptions,
-        acceptance=Acceptance(
-            num_spec_steps=stats.steps,
-            num_draft_tokens=stats.drafted,
-            num_accepted_draft_tokens=stats.accepted,
-            num_trimmed_draft_tokens=stats.trimmed,
-            num_output_tokens=stats.emitted,
-            acceptance_histogram=tuple(stats.histogram),
-            reached_per_position=tuple(stats.reached_per_depth),
-            accepted_per_position=tuple(stats.accepted_per_depth),
-        ),
+        acceptance=_acceptance(completion.stats),
+    )
+
+
+def tokens_of(counted: AcceptanceStats | EngineSnapshot) -> TokenCounts:
+    """What an engine has counted, under the names that the store has for it."""
+    return TokenCounts(
+        num_output_tokens=counted.emitted,
+        num_spec_steps=counted.steps,
+        num_draft_tokens=counted.drafted,
+        num_accepted_draft_tokens=counted.accepted,
+    )
+
+
+def _acceptance(stats: AcceptanceStats) -> Acceptance:
+    """The same of one answer, with its arrays; a depth in a draft is called a position in SQL, and counts from 0."""
+    return Acceptance(
+        **asdict(tokens_of(stats)),
+        num_trimmed_draft_tokens=stats.trimmed,
+        acceptance_histogram=tuple(stats.histogram),
+        reached_per_position=tuple(stats.reached_per_depth),
+        accepted_per_position=tuple(stats.accepted_per_depth),
     )
 
 

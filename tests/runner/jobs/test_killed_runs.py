@@ -92,7 +92,7 @@ def killed(cli: Cli, launch: Launch, write_prompts: WritePrompts) -> Cli:
     path = write_prompts([f"p{n}" for n in range(40)])
     process = launch(command(cli.store, path, SLOW, "--chunk-rows", "8", "--set", "engine.max_batch=4"))
     with Store.open(cli.store) as store:
-        wait_for(store, process, lambda job: store.jobs.progress(job).num_ok > 0)
+        wait_for(store, process, lambda job: store.jobs.progress(job).counts.num_ok > 0)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert store.jobs.progress(store.jobs.get("k").id).chunks[ChunkState.RUNNING] > 0
@@ -185,7 +185,7 @@ def test_two_runs_that_cannot_see_each_other_leave_each_other_s_rows_alone(
             assert "left behind" not in errors
         job = store.jobs.get("k")
         assert [chunk.attempts for chunk in store.chunks.of_job(job.id)] == [0, 0, 0]
-        assert (store.jobs.progress(job.id).num_ok, store.jobs.progress(job.id).num_errors) == (24, 0)
+        assert (store.jobs.progress(job.id).counts.num_ok, store.jobs.progress(job.id).counts.num_errors) == (24, 0)
 
 
 @pytest.mark.parametrize("happened", ["deleted", "replaced"])
@@ -196,7 +196,7 @@ def test_a_store_that_vanishes_under_a_run_ends_it(
     process = launch(command("own.db", path, SLOW))
     store = tmp_path / "own.db"
     with Store.open(f"sqlite:///{store}") as opened:
-        wait_for(opened, process, lambda job_id: opened.jobs.progress(job_id).num_ok > 0)
+        wait_for(opened, process, lambda job_id: opened.jobs.progress(job_id).counts.num_ok > 0)
     if happened == "replaced":
         shutil.copy(store, tmp_path / "other.db")
         (tmp_path / "other.db").replace(store)

@@ -146,7 +146,7 @@ def test_stop_drains_and_the_next_run_goes_on(tmp_path: Path, write_prompts: Wri
         job = submit_job(store, spec).job
         outcome = LocalRun(store, job, stop).run(StopOnFirstResult())
         assert outcome.job.state is JobState.IN_PROGRESS
-        done = store.jobs.progress(job.id).num_ok
+        done = store.jobs.progress(job.id).counts.num_ok
         assert 0 < done < 40
         outcome = LocalRun(store, submit_job(store, spec).job, threading.Event()).run(JsonDisplay())
         assert outcome.job.state is JobState.COMPLETED
@@ -175,7 +175,7 @@ def wait_for_results(cli: Cli, process: subprocess.Popen[str]) -> None:
     while time.monotonic() < deadline and process.poll() is None:
         with Store.open(cli.store) as store:
             job = store.jobs.find("k")
-            if job is not None and store.jobs.progress(job.id).num_ok:
+            if job is not None and store.jobs.progress(job.id).counts.num_ok:
                 return
         time.sleep(0.1)
     raise AssertionError(f"no results: {process.communicate()}")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runner.output.draft_advice import draft_warning
-from storage.records import Job, JobProgress, JobState
+from storage.records import Counts, Job, JobState
 from tests.runner.conftest import Cli
 from workers.engine.measure.report import BatchReport, recommend
 
@@ -40,12 +40,12 @@ def job(sampling: dict[str, Any] | None = None, **speculation: Any) -> Job:
 def test_a_warning_needs_drafts_and_next_to_nothing_accepted(
     options: dict[str, Any], drafted: int, accepted: int, cause: str | None
 ) -> None:
-    progress = JobProgress(1, 1, 0, 5000, 5000 - accepted, drafted, accepted, {})
-    found = draft_warning(job(**options), progress)
+    counts = Counts(5000, 5000 - accepted, drafted, accepted, num_ok=1)
+    found = draft_warning(job(**options), counts)
     assert (found is None) == (cause is None)
     assert cause is None or cause in str(found)
     if found is not None:
-        assert "temperature of 1.5" in str(draft_warning(job({"temperature": 1.5}, **options), progress))
+        assert "temperature of 1.5" in str(draft_warning(job({"temperature": 1.5}, **options), counts))
 
 
 def test_run_and_status_say_so(cli: Cli, write_prompts: Callable[..., Path]) -> None:

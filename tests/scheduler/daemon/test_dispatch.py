@@ -73,7 +73,7 @@ def test_two_schedulers_and_duplicates_do_no_harm(store: Store, job_id: str, bro
     broker.messages.extend(list(broker.messages))
     outcomes = [work_off(store, message) for message in broker.messages]
     assert outcomes == [True] * 4 + [False] * 4
-    assert store.jobs.progress(job_id).num_ok == 4
+    assert store.jobs.progress(job_id).counts.num_ok == 4
 
 
 def test_lost_messages_are_published_again(store: Store, job_id: str, broker: MemoryPublisher) -> None:

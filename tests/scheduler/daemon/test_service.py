@@ -72,7 +72,7 @@ async def test_a_job_is_served_to_its_end(
         finished = await scheduler.run(job.id)
         group.cancel_scope.cancel()
     assert finished.state is JobState.COMPLETED
-    assert store.jobs.progress(job.id).num_ok == 20
+    assert store.jobs.progress(job.id).counts.num_ok == 20
     assert broker.closed
 
 
@@ -85,7 +85,7 @@ async def test_lost_messages_only_delay(
         finished = await scheduler.run(job.id)
         group.cancel_scope.cancel()
     assert finished.state is JobState.COMPLETED
-    assert store.jobs.progress(job.id).num_ok == 20
+    assert store.jobs.progress(job.id).counts.num_ok == 20
 
 
 async def test_a_broker_that_is_away_only_delays(
@@ -173,7 +173,7 @@ async def test_a_poison_row_is_recorded_and_the_rest_goes_on(
     assert [(error.row_index, error.error_code) for error in store.results.errors(job.id)] == [
         (poison, "worker_crashed")
     ]
-    assert store.jobs.progress(job.id).num_ok == 7
+    assert store.jobs.progress(job.id).counts.num_ok == 7
 
 
 async def test_a_daemon_serves_all_jobs_and_ends_when_cancelled(
@@ -220,7 +220,7 @@ async def test_a_hopeless_job_is_stopped(
         finished = await scheduler.run(job.id)
         group.cancel_scope.cancel()
     assert (finished.state, finished.error_code) == (JobState.FAILED, "max_error_rate")
-    assert store.jobs.progress(job.id).num_errors < 4000
+    assert store.jobs.progress(job.id).counts.num_errors < 4000
 
 
 async def test_an_unexpected_error_is_logged_with_its_job_and_the_others_go_on(
@@ -300,4 +300,4 @@ async def test_a_real_broker_that_forgets_everything_only_delays(
                 await anyio.sleep(0.01)
             group.cancel_scope.cancel()
     assert store.jobs.get(job.id).state is JobState.COMPLETED
-    assert store.jobs.progress(job.id).num_ok == 20
+    assert store.jobs.progress(job.id).counts.num_ok == 20

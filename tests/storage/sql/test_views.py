@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from storage.records import Acceptance, Job, Result
+from storage.records import Acceptance, Job, Result, TokenCounts
 from storage.sql import views
 from storage.store.query import run_sql
 from storage.store.store import Store
@@ -70,8 +70,8 @@ def test_acceptance_by_job_is_the_sum_of_its_rows(store: Store, job: Job) -> Non
     [wanted] = expected(store.results.iterate(job.id), lambda r: 0).values()
     assert found[job.id] == {"job_id": job.id, "job_name": job.name} | wanted
     progress = store.jobs.progress(job.id)
-    assert found[job.id]["num_output_tokens"] == progress.num_output_tokens
-    assert found[job.id]["num_draft_tokens"] == progress.num_draft_tokens
+    assert found[job.id]["num_output_tokens"] == progress.counts.num_output_tokens
+    assert found[job.id]["num_draft_tokens"] == progress.counts.num_draft_tokens
     empty = found["id-empty"]
     assert (empty["num_results"], empty["num_draft_tokens"]) == (0, 0)
     assert (empty["mean_acceptance_length"], empty["draft_acceptance_rate"]) == (None, None)
@@ -80,7 +80,7 @@ def test_acceptance_by_job_is_the_sum_of_its_rows(store: Store, job: Job) -> Non
 def test_rates_are_null_where_nothing_was_drafted(store: Store) -> None:
     job = add_job(store, num_rows=1)
     chunk = claim(store, job)
-    plain = Acceptance(4, 0, 0, 0, 4, (4,))
+    plain = Acceptance(4, 4, 0, 0, 0, (4,))
     store.results.write(chunk.lease, [answer(0, acceptance=plain, num_output_tokens=4)])
     for view in views.NAMES:
         if view.startswith("acceptance_by_") and view not in ("acceptance_by_position", "acceptance_by_length"):
@@ -123,10 +123,10 @@ def test_acceptance_by_row_tells_rows_without_drafts_from_rejected_ones(store: S
     job = add_job(store, num_rows=5)
     chunk = claim(store, job)
     stats = {
-        "none": Acceptance(4, 0, 0, 0, 4, (4,)),
-        "rejected": Acceptance(4, 6, 0, 1, 4, (4,), (3,)),
-        "trimmed": Acceptance(4, 2, 0, 2, 4, (4,), (1,)),
-        "accepted": Acceptance(3, 4, 1, 0, 4, (2, 1), (3,), (1,)),
+        "none": Acceptance(4, 4, 0, 0, 0, (4,)),
+        "rejected": Acceptance(4, 4, 6, 0, 1, (4,), (3,)),
+        "trimmed": Acceptance(4, 4, 2, 0, 2, (4,), (1,)),
+        "accepted": Acceptance(4, 3, 4, 1, 0, (2, 1), (3,), (1,)),
     }
     batch = [answer(row, acceptance=one, num_output_tokens=4) for row, one in enumerate(stats.values())]
     store.results.write(chunk.lease, [*batch, failure(4)])
@@ -179,7 +179,7 @@ def test_throughput(store: Store, job: Job) -> None:
     assert ended.finished_at is not None
     assert done["elapsed_seconds"] == pytest.approx((ended.finished_at - ended.started_at).total_seconds(), abs=1e-3)
     assert done["num_results"] == 20
-    assert done["num_output_tokens"] == store.jobs.progress(job.id).num_output_tokens
+    assert done["num_output_tokens"] == store.jobs.progress(job.id).counts.num_output_tokens
     assert done["results_per_second"] == pytest.approx(20 / done["elapsed_seconds"])
     assert done["output_tokens_per_second"] == pytest.approx(done["num_output_tokens"] / done["elapsed_seconds"])
     assert (waiting["num_results"], waiting["elapsed_seconds"], waiting["results_per_second"]) == (0, None, None)
@@ -195,13 +195,13 @@ def test_the_decode_rate_counts_what_the_records_took_of_engines(store: Store) -
     tokens = sum(result.num_output_tokens or 0 for result in timed)
     [found] = query(store, "SELECT engine_seconds, decode_tokens_per_second FROM throughput")
     assert found == {"engine_seconds": 3.5, "decode_tokens_per_second": tokens / 3.5}
-    assert store.jobs.progress(job.id).engine_microseconds == 3_500_000
+    assert store.jobs.progress(job.id).counts.engine_microseconds == 3_500_000
 
 
 def test_throughput_by_minute(store: Store, job: Job) -> None:
     found = query(store, "SELECT * FROM throughput_by_minute")
     assert sum(row["num_results"] for row in found) == 20
-    assert sum(row["num_output_tokens"] for row in found) == store.jobs.progress(job.id).num_output_tokens
+    assert sum(row["num_output_tokens"] for row in found) == store.jobs.progress(job.id).counts.num_output_tokens
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", row["minute"]) for row in found)
     assert all(row["output_tokens_per_second"] == row["num_output_tokens"] / 60 for row in found)
 
@@ -220,14 +220,11 @@ def test_job_errors(store: Store) -> None:
 def test_engine_throughput_is_the_difference_of_readings(store: Store) -> None:
     add_job(store)
     start = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    first = EngineSample("worker", start, "id-job", 3, 1, 25, 100, 1000, 600, 500, 400)
+    first = EngineSample("worker", start, "id-job", 3, 1, 25, 100, TokenCounts(1000, 600, 500, 400))
     second = dataclasses.replace(
-        first, sampled_at=start + timedelta(seconds=2), num_output_tokens=1150, num_spec_steps=700,
-        num_draft_tokens=600, num_accepted_draft_tokens=450,
-    )  # fmt: skip
-    restarted = dataclasses.replace(
-        first, sampled_at=start + timedelta(seconds=4), num_output_tokens=5, num_spec_steps=5, num_draft_tokens=0
+        first, sampled_at=start + timedelta(seconds=2), tokens=TokenCounts(1150, 700, 600, 450)
     )
+    restarted = dataclasses.replace(first, sampled_at=start + timedelta(seconds=4), tokens=TokenCounts(5, 5, 0, 400))
     store.telemetry.write_engine_samples([first, second, restarted])
     store.telemetry.write_engine_samples([second])
     found = query(store, "SELECT * FROM engine_throughput ORDER BY sampled_at")

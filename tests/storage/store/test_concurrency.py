@@ -26,7 +26,7 @@ def test_processes_share_the_chunks_of_a_job(store: Store) -> None:
     ids = [chunk_id for part in claimed for chunk_id in part]
     assert len(ids) == len(set(ids)) == 60
     progress = store.jobs.progress(job.id)
-    assert (progress.num_ok, progress.chunks[ChunkState.DONE]) == (600, 60)
+    assert (progress.counts.num_ok, progress.chunks[ChunkState.DONE]) == (600, 60)
     assert [r.row_index for r in store.results.iterate(job.id)] == list(range(600))
     ended = store.jobs.finalize_if_done(job.id)
     assert ended is not None
@@ -67,7 +67,7 @@ def test_writers_race_with_the_reaper(store: Store) -> None:
     store.reaper.reap(max_attempts=100)
     work("last")
     assert [r.row_index for r in store.results.iterate(job.id)] == list(range(60))
-    assert store.jobs.progress(job.id).num_ok == 60
+    assert store.jobs.progress(job.id).counts.num_ok == 60
 
 
 def test_cancel_races_with_claims_and_releases(store: Store) -> None:
@@ -99,7 +99,7 @@ def test_progress_is_read_while_others_write(store: Store) -> None:
 
     def poll() -> None:
         while not seen or seen[-1] < 100:
-            seen.append(store.jobs.progress(job.id).num_ok)
+            seen.append(store.jobs.progress(job.id).counts.num_ok)
 
     _in_threads([write, poll])
     assert seen == sorted(seen)
@@ -117,7 +117,7 @@ def test_a_lost_connection_is_replaced(postgres_url: str) -> None:
                     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
             assert store.results.write(chunk.lease, [answer(*pair)]) == 1
-        assert store.jobs.progress(job.id).num_ok == 4
+        assert store.jobs.progress(job.id).counts.num_ok == 4
 
 
 def test_a_store_that_stays_away_is_named() -> None:

@@ -115,7 +115,7 @@ def test_a_job_without_rows_completes(store: Store) -> None:
     assert done is not None
     assert done.state is JobState.COMPLETED
     assert done.started_at is not None
-    assert store.jobs.progress(job.id) == JobProgress(0, 0, 0, 0, 0, 0, 0, dict.fromkeys(ChunkState, 0))
+    assert store.jobs.progress(job.id) == JobProgress(0, dict.fromkeys(ChunkState, 0))
 
 
 def test_a_finished_job_has_its_times(store: Store) -> None:

@@ -40,7 +40,7 @@ def test_cancel_lets_running_chunks_record_what_is_finished(store: Store) -> Non
     ended = store.jobs.finalize_if_done(job.id)
     assert ended is not None
     assert ended.state is JobState.CANCELLED
-    assert store.jobs.progress(job.id).num_ok == 1
+    assert store.jobs.progress(job.id).counts.num_ok == 1
 
 
 def test_a_message_of_a_cancelled_job_claims_nothing(store: Store) -> None:
@@ -66,7 +66,7 @@ def test_resume_goes_on_with_what_is_missing(store: Store) -> None:
     assert store.results.recorded(chunk) == {(0, 0), (1, 0)}
     work(store, job)
     progress = store.jobs.progress(job.id)
-    assert (progress.num_ok, progress.num_errors) == (9, 1)
+    assert (progress.counts.num_ok, progress.counts.num_errors) == (9, 1)
     assert store.jobs.get(job.id).state is JobState.COMPLETED
 
 
@@ -120,9 +120,9 @@ def test_retry_generates_errors_again_and_keeps_successes(store: Store) -> None:
     assert [row for row in after if after[row] != before[row]] == [1, 7]
     assert all(r.status is RowStatus.OK for r in after.values())
     progress = store.jobs.progress(job.id)
-    assert (progress.num_ok, progress.num_errors) == (10, 0)
-    assert progress.num_output_tokens == sum(r.num_output_tokens or 0 for r in after.values())
-    assert progress.num_spec_steps == sum(r.acceptance.num_spec_steps for r in after.values() if r.acceptance)
+    assert (progress.counts.num_ok, progress.counts.num_errors) == (10, 0)
+    assert progress.counts.num_output_tokens == sum(r.num_output_tokens or 0 for r in after.values())
+    assert progress.counts.num_spec_steps == sum(r.acceptance.num_spec_steps for r in after.values() if r.acceptance)
 
 
 def test_a_retry_that_fails_again_records_the_new_error(store: Store) -> None:
@@ -139,7 +139,7 @@ def test_a_retry_that_fails_again_records_the_new_error(store: Store) -> None:
     assert [(r.status, r.error_code) for r in store.results.iterate(job.id)] == [
         (RowStatus.ERROR, "new"), (RowStatus.OK, None),
     ]  # fmt: skip
-    assert store.jobs.progress(job.id).num_errors == 1
+    assert store.jobs.progress(job.id).counts.num_errors == 1
 
 
 def test_a_retry_does_not_end_before_every_error_was_generated_again(store: Store) -> None:
@@ -153,7 +153,7 @@ def test_a_retry_does_not_end_before_every_error_was_generated_again(store: Stor
     assert store.results.recorded(chunk) == {(0, 0), (2, 0)}
     store.results.write(chunk.lease, [failure(1)])
     assert store.chunks.finish(chunk.lease)
-    assert store.jobs.progress(job.id).num_errors == 1
+    assert store.jobs.progress(job.id).counts.num_errors == 1
 
 
 def test_retry_without_errors_changes_nothing(store: Store) -> None:
@@ -170,7 +170,7 @@ def test_retry_of_a_stopped_job_resumes_it_too(store: Store) -> None:
     assert store.jobs.retry_failed(job.id) == 1
     assert states(store, job) == [ChunkState.PENDING] * 2
     work(store, job)
-    assert store.jobs.progress(job.id).num_ok == 10
+    assert store.jobs.progress(job.id).counts.num_ok == 10
 
 
 def test_retry_of_a_running_job_opens_its_finished_chunks(store: Store) -> None:
@@ -179,7 +179,7 @@ def test_retry_of_a_running_job_opens_its_finished_chunks(store: Store) -> None:
     assert store.jobs.retry_failed(job.id) == 1
     assert store.jobs.get(job.id).state is JobState.IN_PROGRESS
     work(store, job)
-    assert store.jobs.progress(job.id).num_ok == 10
+    assert store.jobs.progress(job.id).counts.num_ok == 10
 
 
 def test_retry_waits_for_a_cancel(store: Store) -> None:

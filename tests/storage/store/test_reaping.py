@@ -123,7 +123,7 @@ def test_a_row_that_kills_is_named_by_the_death_after_the_one_that_makes_suspici
     assert [(r.row_index, r.error_code, r.row_id, r.carried) for r in errors] == [
         (row, "worker_crashed", f"id {row}", {"n": row}) for row in poison
     ]
-    assert store.jobs.progress(job.id).num_errors == len(poison)
+    assert store.jobs.progress(job.id).counts.num_errors == len(poison)
     _check_partition(store, job)
 
 
@@ -173,10 +173,10 @@ def test_workers_that_die_before_they_have_a_row_in_their_hands_end_the_job(stor
     failed = store.jobs.get(job.id)
     assert (failed.state, failed.error_code) == (JobState.FAILED, "worker_crashed")
     assert "5 workers died or went silent over rows 0 to 3" in str(failed.error_message)
-    assert store.jobs.progress(job.id).num_errors == 0
+    assert store.jobs.progress(job.id).counts.num_errors == 0
     store.jobs.resume(job.id)
     work(store, job)
-    assert store.jobs.progress(job.id).num_ok == 8
+    assert store.jobs.progress(job.id).counts.num_ok == 8
 
 
 def test_a_complete_chunk_whose_worker_died_is_done(store: Store) -> None:
@@ -195,7 +195,7 @@ def test_a_row_that_was_given_up_can_be_tried_again(store: Store) -> None:
     assert store.jobs.retry_failed(job.id) == 1
     work(store, job)
     progress = store.jobs.progress(job.id)
-    assert (progress.num_ok, progress.num_errors) == (4, 0)
+    assert (progress.counts.num_ok, progress.counts.num_errors) == (4, 0)
 
 
 def test_a_retry_that_kills_again_ends_with_the_new_error(store: Store) -> None:
@@ -204,7 +204,7 @@ def test_a_retry_that_kills_again_ends_with_the_new_error(store: Store) -> None:
     store.jobs.retry_failed(job.id)
     Mortal(store, job, (6,), recorded_before=True).work()
     assert [(r.row_index, r.error_code) for r in store.results.errors(job.id)] == [(6, "worker_crashed")]
-    assert store.jobs.progress(job.id).num_ok == 7
+    assert store.jobs.progress(job.id).counts.num_ok == 7
 
 
 def test_expired_chunks_of_a_stopped_job_are_cancelled(store: Store) -> None:
@@ -237,7 +237,7 @@ def test_random_crashes_lose_no_row_and_double_none(store: Store, seed: int) -> 
     found = [(r.row_index, r.sample) for r in store.results.iterate(job.id)]
     assert found == [(row, sample) for row in range(23) for sample in range(2)]
     progress = store.jobs.progress(job.id)
-    assert progress.num_ok + progress.num_errors == 46
+    assert progress.counts.num_ok + progress.counts.num_errors == 46
     _check_partition(store, job)
 
 

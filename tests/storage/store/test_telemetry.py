@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from storage.processes import ProcessIdentity
+from storage.records import TokenCounts
 from storage.store.store import Store
 from storage.store.telemetry import EngineSample
 from tests.storage.helpers import add_job
@@ -27,7 +28,7 @@ def test_workers_report_and_sign_off(store: Store) -> None:
 def test_the_newest_reading_of_every_worker_that_is_there(store: Store) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     samples = [
-        EngineSample(worker, start + timedelta(seconds=second), "job", 1, 0, 1, 8, tokens, tokens, 0, 0)
+        EngineSample(worker, start + timedelta(seconds=second), "job", 1, 0, 1, 8, TokenCounts(tokens, tokens))
         for worker, second, tokens in (("a", 0, 5), ("a", 9, 70), ("b", 4, 30), ("gone", 9, 99))
     ]
     store.telemetry.write_engine_samples(samples)

@@ -90,11 +90,11 @@ def test_a_short_job_has_readings_of_all_its_tokens(store: Store, tmp_path: Path
         while worker.process_next(job) is not None:
             pass
     progress = store.jobs.progress(job.id)
-    assert progress.num_ok == 12
-    assert read_tokens(store, job) == progress.num_output_tokens
+    assert progress.counts.num_ok == 12
+    assert read_tokens(store, job) == progress.counts.num_output_tokens
     columns = ("num_output_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
     _, rows = run_sql(store, f"SELECT {', '.join(columns)} FROM engine_samples ORDER BY sampled_at DESC LIMIT 1")
-    assert [list(row) for row in rows] == [[getattr(progress, column) for column in columns]]
+    assert [list(row) for row in rows] == [[getattr(progress.counts, column) for column in columns]]
 
 
 def test_jobs_in_turns_on_one_worker_have_their_own_tokens_each(store: Store, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_jobs_in_turns_on_one_worker_have_their_own_tokens_each(store: Store, tm
         for job in (first, second, other) * 3:
             assert worker.process_next(job) is not None
     for job in (first, second, other):
-        assert read_tokens(store, job) == store.jobs.progress(job.id).num_output_tokens > 0
+        assert read_tokens(store, job) == store.jobs.progress(job.id).counts.num_output_tokens > 0
 
 
 def test_what_an_engine_did_before_it_broke_is_read(store: Store, tmp_path: Path) -> None:
@@ -114,5 +114,5 @@ def test_what_an_engine_did_before_it_broke_is_read(store: Store, tmp_path: Path
         for _ in range(3):
             assert worker.process_next(job) is not None
     progress = store.jobs.progress(job.id)
-    assert progress.num_ok >= 8
-    assert read_tokens(store, job) >= progress.num_output_tokens > 0
+    assert progress.counts.num_ok >= 8
+    assert read_tokens(store, job) >= progress.counts.num_output_tokens > 0
