@@ -39,7 +39,7 @@ class Unread(Precision):
         return tensor
 
     def linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> AnyLinear:
-        return Linear(weights[0], None, packed=False, nbytes=0)
+        return Linear(weights[0], None, most=0, nbytes=0)
 
 
 def choose_precision(speculation: SpeculationConfig, dtype: torch.dtype, device: torch.device) -> Precision:

@@ -14,7 +14,7 @@ from torch import nn
 
 from workers.engine.api.errors import UnsupportedModel
 from workers.engine.kernels.cpu.quantise import ZERO, quantise_rows
-from workers.engine.models.layers.linear import PACKED_FOR_ROWS, Linear
+from workers.engine.models.layers.linear import LAYOUTS, Linear
 
 LARGEST = 127
 
@@ -25,7 +25,7 @@ class QuantisedLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         scales = weight.abs().amax(1, keepdim=True).float().clamp_(min=1e-30) / LARGEST
         codes = (weight.float() / scales).round_().to(torch.int8)
-        self._weight = torch.ops.onednn.qlinear_prepack(codes, [PACKED_FOR_ROWS, weight.shape[1]])
+        self._weight = torch.ops.onednn.qlinear_prepack(codes, [LAYOUTS[0], weight.shape[1]])
         self._scales = scales[:, 0].contiguous()
         self._zeros = torch.zeros(len(scales), dtype=torch.int64)
         self._bias = bias
