@@ -12,6 +12,7 @@ from workers.engine.attention.interface import load_attention
 from workers.engine.models.executor import Executor, ModelOutput
 from workers.engine.models.executors.fused import FusedExecutor, covers
 from workers.engine.models.executors.hf import HuggingFaceExecutor
+from workers.engine.models.layers.precision import Precision
 from workers.engine.models.loading.checks import probe
 from workers.engine.models.loading.invariance import self_test
 from workers.engine.models.trial import Trial
@@ -35,7 +36,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
 def executor_of(kind: type[Any], config: Any, dtype: torch.dtype, attention: str = "numba") -> Executor:
     model = build(config, dtype)
     shape = probe(model, "tiny", 200).shape
-    executor: Executor = kind(model, load_attention(attention), shape, 200)
+    executor: Executor = kind(model, load_attention(attention), shape, 200, Precision(dtype))
     return executor
 
 
@@ -96,7 +97,7 @@ def test_only_what_is_covered_exactly_is_fused() -> None:
 
 def test_the_model_gives_its_layers_up() -> None:
     model = build(config_of("Llama"))
-    FusedExecutor(model, load_attention("numba"), probe(model, "tiny", 200).shape, 200)
+    FusedExecutor(model, load_attention("numba"), probe(model, "tiny", 200).shape, 200, Precision())
     assert not any("layers" in name for name, _ in model.named_parameters())
 
 

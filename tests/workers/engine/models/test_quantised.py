@@ -13,6 +13,7 @@ from tests.workers.engine.models.tiny import build, config_of, prompt, save
 from workers.engine import EngineConfig, EngineCore, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig, UnsupportedModel
 from workers.engine.kernels.cpu.quantise import ZERO, quantise_rows
+from workers.engine.models.layers.precision import Weights
 from workers.engine.models.layers.quantised import QuantisedLinear
 from workers.engine.models.loading.invariance import self_test
 from workers.engine.models.loading.load import load_draft, load_model
@@ -51,7 +52,7 @@ def test_products_are_close_and_do_not_depend_on_the_company(dtype: torch.dtype,
 def test_quantised_models_are_close_to_the_whole_ones(name: str) -> None:
     """Fused layers and transformers' own alike."""
     whole = build_executor(build(config_of(name)), "numba", "tiny", 128)
-    small = build_executor(build(config_of(name)), "numba", "tiny", 128, int8=True)
+    small = build_executor(build(config_of(name)), "numba", "tiny", 128, Weights.INT8)
     tokens = prompt(40, 1)
     expected, got = Trial(whole).chain(tokens), Trial(small).chain(tokens)
     assert 0 < (got - expected).norm() / expected.norm() < 0.15
@@ -97,4 +98,4 @@ def test_what_cannot_be_quantised_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="a scripted model has no weights"):
         load_draft(drafting(scripted, draft_dtype="int8"), load_model(EngineConfig(target=scripted)))
     with pytest.raises(UnsupportedModel, match=r"draft tiny: draft_dtype int8 takes float32 and bfloat16 models"):
-        build_executor(build(config_of("Llama"), torch.float64), "reference", "tiny", 128, int8=True)
+        build_executor(build(config_of("Llama"), torch.float64), "reference", "tiny", 128, Weights.INT8)

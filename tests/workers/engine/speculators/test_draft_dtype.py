@@ -28,7 +28,7 @@ from workers.engine.api.errors import InvalidConfig, UnsupportedModel
 from workers.engine.attention.interface import load_attention
 from workers.engine.measure.check_draft import check_draft
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.layers.precision import Precision, choose_precision
+from workers.engine.models.layers.precision import Precision, Weights, choose_precision
 from workers.engine.speculators.eagle.checkpoint import open_eagle
 from workers.engine.speculators.eagle.layer import EagleModel, build_eagle
 from workers.engine.speculators.medusa.heads import MedusaHeads
@@ -37,7 +37,7 @@ from workers.engine.state.batch import Feed
 from workers.engine.state.tree import DraftTree
 
 Tensors = dict[str, torch.Tensor]
-WHOLE, HALF, SMALL = Precision(), Precision(torch.bfloat16), Precision(int8=True)
+WHOLE, HALF, SMALL = Precision(), Precision(torch.bfloat16), Precision(weights=Weights.INT8)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_layers_are_close_to_the_whole_ones(
     matrices = sum(t.numel() for key, t in floats.items() if t.ndim == 2 and key != "embed_tokens.weight")
     others = sum(t.numel() for t in floats.values()) - matrices
     assert whole.weight_bytes == 4 * (matrices + others), "what the target lends does not count"
-    if precision.int8:
+    if not precision.is_whole:
         assert matrices + 4 * others < model.weight_bytes < 1.1 * matrices + 4 * others
     else:
         assert model.weight_bytes == 2 * (matrices + others)

@@ -17,8 +17,8 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 from workers.engine.attention.interface import AttentionBackend, write_hidden
 from workers.engine.kernels.cpu.elementwise import Rotation, add_norm, rotate_and_cache, silu_mul
 from workers.engine.models.executor import ModelOutput
-from workers.engine.models.layers.linear import pack
-from workers.engine.models.layers.quantised import AnyLinear, quantise
+from workers.engine.models.layers.precision import Precision
+from workers.engine.models.layers.quantised import AnyLinear
 from workers.engine.models.shapes import windows
 from workers.engine.models.skipping import NOTHING, SkipSet
 from workers.engine.state.batch import Batch
@@ -58,16 +58,14 @@ def covers(model: Any, device: torch.device | None = None) -> bool:
 
 
 class FusedExecutor:
-    """`Executor` over the weights of a model that `covers` accepts. Leaves the model without layers.
-
-    int8: its products take 8-bit weights and activations (`quantised`), for drafts.
-    """
+    """`Executor` over the weights of a model that `covers` accepts. Leaves the model without layers."""
 
     def __init__(
-        self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int, *, int8: bool = False
+        self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int, precision: Precision
     ) -> None:
         config = model.config
         self.cache_shape = shape
+        self.precision = precision
         self.max_model_len = max_model_len
         self.attention = attention
         cos, sin = _rotation_table(model, max_model_len)
@@ -79,13 +77,13 @@ class FusedExecutor:
         self._intermediate = int(config.intermediate_size)
         self._layers: list[Layer] = []
         for index, layer in enumerate(model.model.layers):
-            self._layers.append(_fuse(layer, int8))
+            self._layers.append(_fuse(layer, precision))
             model.model.layers[index] = nn.Identity()
         self._embedding: torch.Tensor = model.get_input_embeddings().weight.detach()
         self._norm = model.model.norm.weight.detach()
         head = model.get_output_embeddings()
         self.vocab_size = int(head.weight.shape[0])
-        self._head = _pack(int8, head)
+        self._head = _pack(precision, head)
         linears = [linear for layer in self._layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         self.weight_bytes = self._embedding.nbytes + self._head.nbytes + sum(linear.nbytes for linear in linears)
 
@@ -150,22 +148,22 @@ def _rotation_table(model: Any, positions: int) -> tuple[torch.Tensor, torch.Ten
     return cos[0].contiguous(), sin[0].contiguous()
 
 
-def _fuse(layer: Any, int8: bool) -> Layer:
+def _fuse(layer: Any, precision: Precision) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     norms = None
     if hasattr(attention, "q_norm"):
         norms = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
     return Layer(
         attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=_pack(int8, attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=_pack(precision, attention.q_proj, attention.k_proj, attention.v_proj),
         head_norms=norms,
-        out=_pack(int8, attention.o_proj),
+        out=_pack(precision, attention.o_proj),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_pack(int8, mlp.gate_proj, mlp.up_proj),
-        down=_pack(int8, mlp.down_proj),
+        gate_up=_pack(precision, mlp.gate_proj, mlp.up_proj),
+        down=_pack(precision, mlp.down_proj),
     )
 
 
-def _pack(int8: bool, *modules: nn.Linear) -> AnyLinear:
+def _pack(precision: Precision, *modules: nn.Linear) -> AnyLinear:
     biases = [module.bias.detach() for module in modules if module.bias is not None]
-    return (quantise if int8 else pack)([module.weight.detach() for module in modules], biases or None)
+    return precision.linear([module.weight.detach() for module in modules], biases or None)

@@ -20,7 +20,7 @@ from workers.engine.attention.interface import AttentionBackend, AttentionPlan, 
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.layers.experts import pack_experts
 from workers.engine.models.layers.linear import pack_modules
-from workers.engine.models.layers.quantised import quantise_modules
+from workers.engine.models.layers.precision import Precision
 from workers.engine.models.layers.rowwise import make_rowwise
 from workers.engine.models.shapes import effective_window
 from workers.engine.models.trial import Trial
@@ -97,21 +97,19 @@ def weighing_of(extra: dict[str, Any], max_model_len: int) -> Weighing:
 
 
 class HuggingFaceExecutor:
-    """`Executor` over a transformers model that `checks` has let in. Takes the model over.
-
-    int8: its linear layers take 8-bit weights and activations (`quantised`), for drafts.
-    """
+    """`Executor` over a transformers model that `checks` has let in. Takes the model over."""
 
     def __init__(
-        self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int, *, int8: bool = False
+        self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int, precision: Precision
     ) -> None:
         self.cache_shape = shape
+        self.precision = precision
         self.max_model_len = max_model_len
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.attention = attention
         self._model = model
-        quantised = quantise_modules(model) if int8 else []
-        self.weight_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *quantised))
+        quantised = precision.quantise_modules(model)
+        self.weight_bytes = quantised + sum(tensor.nbytes for tensor in model.parameters())
         pack_modules(model)
         pack_experts(model)
         if shape.device.type == "cpu":

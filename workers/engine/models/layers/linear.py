@@ -17,7 +17,6 @@ from functools import cache
 import torch
 from torch import nn
 from torch.nn.functional import linear
-from transformers.pytorch_utils import Conv1D
 
 LAYOUTS = (16, 1, 64)
 """oneDNN chooses the layout for a row count; 16 was best or near it from 1 to 512 rows."""
@@ -145,7 +144,9 @@ class PackedLinear(nn.Module):
 
 
 def pack_modules(model: nn.Module) -> None:
-    """Replace every plain linear layer of a model that gains from it."""
+    """Replace every plain linear layer of a transformers model that gains from it."""
+    from transformers.pytorch_utils import Conv1D  # takes seconds, which a scripted model need not wait for
+
     for name, module in list(model.named_modules()):
         if type(module) in (nn.Linear, Conv1D) and can_pack(module.weight):
             weight = module.weight if type(module) is nn.Linear else module.weight.t()

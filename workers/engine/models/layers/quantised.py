@@ -7,8 +7,6 @@ precisely.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -69,16 +67,6 @@ def quantise_modules(model: nn.Module) -> list[QuantisedLinear]:
             model.set_submodule(path, quantised := QuantisedModule(module))
             replaced.append(quantised.inner)
     return replaced
-
-
-def check_quantisable(model: Any, name: str, device: torch.device | None = None) -> None:
-    """Raise `UnsupportedModel` where there is no product of 8-bit matrices for a transformers model.
-
-    `device`: where it will run, for a model without weights on the meta device.
-    """
-    check_int8(model.dtype, device or model.device, name)
-    if not any(type(module) is nn.Linear for module in model.modules()):
-        raise UnsupportedModel(f"draft {name} ({model.config.model_type}) has no linear layers that int8 could change")
 
 
 def check_int8(dtype: torch.dtype, device: torch.device, name: str) -> None:

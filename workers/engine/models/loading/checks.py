@@ -17,8 +17,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from workers.engine.api.errors import InvalidConfig, UnsupportedModel
-from workers.engine.models.executor import Executor
-from workers.engine.models.executors.hf import carrying
+from workers.engine.models.executors.fused import FusedExecutor
+from workers.engine.models.executors.hf import HuggingFaceExecutor, carrying
 from workers.engine.models.executors.rewired import can_ask, use_own_attention, use_packed_attention
 from workers.engine.models.shapes import effective_window, longest_window, windows
 from workers.engine.models.trial import Trial
@@ -34,7 +34,7 @@ HARMLESS = {
 }  # fmt: skip
 SUPPORTED_LAYERS = {"full_attention", "attention", "sliding_attention"}
 HALF_TOLERANCE = 0.1
-INT8_TOLERANCE = 0.5
+QUANTISED_TOLERANCE = 0.5
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 """Norm of the difference of the logits, relative to the norm of the logits."""
 
@@ -137,11 +137,13 @@ def _record(model: Any, tokens: torch.Tensor, name: str, max_model_len: int) -> 
     return recorder.shape(model.dtype, tokens.device)
 
 
-def confirm(executor: Executor, seen: Probe, name: str, *, tolerance: float | None = None) -> None:
+def confirm(executor: FusedExecutor | HuggingFaceExecutor, seen: Probe, name: str) -> None:
     """Raise `UnsupportedModel` if the executor's logits are not those of the untouched model."""
+    precision = executor.precision
+    tolerance = TOLERANCE.get(precision.dtype, HALF_TOLERANCE) if precision.is_whole else QUANTISED_TOLERANCE
     logits = Trial(executor).chain(seen.tokens).float()
     difference = (logits - seen.expected).norm() / seen.expected.norm()
-    if not difference <= (tolerance or TOLERANCE.get(seen.shape.dtype, HALF_TOLERANCE)):
+    if not difference <= tolerance:
         raise UnsupportedModel(f"{name} gives other logits when packed (relative difference {difference:.1e})")
 
 

@@ -11,6 +11,8 @@ from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.models.executor import Executor, LoadedModel, Model
 from workers.engine.models.executors import scripted
+from workers.engine.models.layers.precision import Weights
+from workers.engine.models.loading.wanted import Wanted
 
 _log = logging.getLogger(__name__)
 _Model = TypeVar("_Model", bound=Model)
@@ -21,7 +23,7 @@ SHARED = "target"
 
 def load_model(config: EngineConfig) -> LoadedModel:
     """The target. Raises `ModelNotFound`, `UnsupportedModel` or `InvalidConfig`, naming the model or the option."""
-    target = _load(config.target, config, config.max_model_len)
+    target = _load(Wanted(config.target, config, config.max_model_len))
     if varying := target.details.get("batch_variance"):
         _log.warning(
             "%s: the bits of a row depend on what else is in the batch here (%s): of two tokens within float noise of "
@@ -34,7 +36,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 def outline_model(config: EngineConfig) -> Model:
     """The target without its weights. Raises what `load_model` raises before it loads weights."""
-    return _outline(config.target, config, config.max_model_len)
+    return _outline(Wanted(config.target, config, config.max_model_len))
 
 
 def context_length(config: EngineConfig, target: Executor) -> int:
@@ -56,7 +58,7 @@ def outline_draft(config: EngineConfig, target: Model) -> Model:
     return _draft(config, target, _outline)
 
 
-def _draft(config: EngineConfig, target: _Model, open_model: Callable[..., _Model]) -> _Model:
+def _draft(config: EngineConfig, target: _Model, open_model: Callable[[Wanted], _Model]) -> _Model:
     name, dtype = config.speculation.draft, config.speculation.draft_dtype
     if name is None:
         raise InvalidConfig(f"method {config.speculation.method} has no draft model")
@@ -66,28 +68,25 @@ def _draft(config: EngineConfig, target: _Model, open_model: Callable[..., _Mode
         name = config.target
     bound = context_length(config, target.executor)
     if dtype is None:
-        return open_model(name, config, None, bound=bound)
+        return open_model(Wanted(name, config, bound=bound))
     if name.startswith(scripted.PREFIX):
         raise InvalidConfig(f"draft {name}: a scripted model has no weights, so draft_dtype {dtype} means nothing")
-    int8 = dtype == "int8"
-    return open_model(name, config if int8 else replace(config, dtype=dtype), None, bound=bound, int8=int8)
+    if dtype in set(Weights):
+        return open_model(Wanted(name, config, bound=bound, weights=Weights(dtype)))
+    return open_model(Wanted(name, replace(config, dtype=dtype), bound=bound))
 
 
-def _load(
-    target: str, config: EngineConfig, max_model_len: int | None, *, bound: int | None = None, int8: bool = False
-) -> LoadedModel:
-    if target.startswith(scripted.PREFIX):
-        return scripted.load_scripted(target)
+def _load(wanted: Wanted) -> LoadedModel:
+    if wanted.name.startswith(scripted.PREFIX):
+        return scripted.load_scripted(wanted.name)
     from workers.engine.models.loading.pretrained import load_pretrained
 
-    return load_pretrained(target, config, max_model_len, bound=bound, int8=int8)
+    return load_pretrained(wanted)
 
 
-def _outline(
-    target: str, config: EngineConfig, max_model_len: int | None, *, bound: int | None = None, int8: bool = False
-) -> Model:
-    if target.startswith(scripted.PREFIX):
-        return scripted.load_scripted(target)
+def _outline(wanted: Wanted) -> Model:
+    if wanted.name.startswith(scripted.PREFIX):
+        return scripted.load_scripted(wanted.name)
     from workers.engine.models.loading.pretrained import outline_pretrained
 
-    return outline_pretrained(target, config, max_model_len, bound=bound, int8=int8)
+    return outline_pretrained(wanted)

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.attention.interface import resolve_attention
 from workers.engine.models.executor import ModelOutput
 from workers.engine.models.executors.fused import covers
-from workers.engine.models.layers.quantised import check_quantisable
+from workers.engine.models.layers.precision import Precision
 from workers.engine.models.loading.checks import check_config, check_length, context_limit, foresee
 from workers.engine.models.loading.completeness import check_tensors
 from workers.engine.models.loading.gguf_copy import converted
@@ -27,6 +26,7 @@ from workers.engine.models.loading.reading import (
 )
 from workers.engine.models.loading.refusals import refusing
 from workers.engine.models.loading.sources import Source, quiet
+from workers.engine.models.loading.wanted import Wanted
 from workers.engine.models.shapes import cache_shape
 from workers.engine.models.skipping import SkipSet
 from workers.engine.state.batch import Batch
@@ -42,31 +42,22 @@ class Outline:
     Raises `UnsupportedModel` or `InvalidConfig` for what the config alone shows to be impossible.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        config: EngineConfig,
-        max_model_len: int | None,
-        *,
-        bound: int | None = None,
-        int8: bool = False,
-    ) -> None:
+    def __init__(self, source: Source, wanted: Wanted) -> None:
         self.name = source.name
-        self.device = resolve_device(config.device)
+        self.device = resolve_device(wanted.config.device)
         self.config = read_config(source)
         """transformers' config of the model."""
         self._label = f"{self.name} ({self.config.model_type})"
         with refusing(self._label):
             self._model_class = model_class(self.config, source)
             check_config(self.config, self._model_class, self.name)
-            self.max_model_len = context_limit(self.config, self.name, max_model_len, bound)
+            self.max_model_len = context_limit(self.config, self.name, wanted.max_model_len, wanted.bound)
             if self.max_model_len < 1:
                 raise InvalidConfig(f"{self._label}: config.json gives a context of {self.max_model_len} tokens")
             check_length(self.config, self.name, self.max_model_len)
             check_quantisation(self.config, source)
         self._source = source
-        self._engine = config
-        self._int8 = int8
+        self._wanted = wanted
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -86,15 +77,14 @@ class Outline:
 
     @cached_property
     def executor(self) -> UnloadedExecutor:
-        """Raises `UnsupportedModel` where its files, the attention backend or int8 layers cannot run this model."""
+        """Raises `UnsupportedModel` where its files, the attention backend or the precision rule this model out."""
         with refusing(f"{self._label} cannot be built from its config.json"):
             skeleton = self._skeleton()
         if not self._source.is_gguf:  # one that is not converted yet is checked when it is
             self.check_tensors()
         with refusing(self._label):
-            resolve_attention(self._engine.attention, self.device, skeleton.dtype)
-            if self._int8:
-                check_quantisable(skeleton, self.name, self.device)
+            resolve_attention(self._wanted.config.attention, self.device, skeleton.dtype)
+            self.precision.check_model(skeleton, self.name)
             kind = UnloadedFusedExecutor if covers(skeleton, self.device) else UnloadedExecutor
             executor = kind(skeleton, self.device, self.max_model_len)
             foresee(skeleton, self.name, self.max_model_len)
@@ -108,14 +98,22 @@ class Outline:
     def _tokenizer(self) -> Any:
         return read_tokenizer(self._source)
 
-    def _skeleton(self) -> Any:
-        """The transformers model without weights, in the precision that it will have."""
-        dtype = self.config.dtype if self._engine.dtype == "auto" else self._engine.dtype
+    @cached_property
+    def precision(self) -> Precision:
+        """In which the model will run."""
+        wanted = self._wanted.config.dtype
+        dtype = self.config.dtype if wanted == "auto" else wanted
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or torch.float32
         if self._source.is_gguf or (self.device.type == "cpu" and dtype not in CPU_DTYPES):
             dtype = torch.float32
+        return Precision(dtype, self.device, self._wanted.weights)
+
+    def _skeleton(self) -> Any:
+        """The transformers model without weights."""
         with quiet(), torch.device("meta"):
-            return AutoModelForCausalLM.from_config(self.config, dtype=dtype, trust_remote_code=self._source.with_code)
+            return AutoModelForCausalLM.from_config(
+                self.config, dtype=self.precision.dtype, trust_remote_code=self._source.with_code
+            )
 
 
 class UnloadedExecutor:

@@ -18,25 +18,25 @@ from workers.engine.kernels.cpu.sampling import compile_kernels
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.executors.fused import FusedExecutor, covers
 from workers.engine.models.executors.hf import HuggingFaceExecutor
-from workers.engine.models.layers.quantised import check_quantisable
-from workers.engine.models.loading.checks import INT8_TOLERANCE, confirm, probe
+from workers.engine.models.layers.precision import Precision, Weights
+from workers.engine.models.loading.checks import confirm, probe
 from workers.engine.models.loading.completeness import check_filled
 from workers.engine.models.loading.gguf_copy import converted, described
 from workers.engine.models.loading.invariance import self_test
 from workers.engine.models.loading.outline import CPU_DTYPES, Outline
 from workers.engine.models.loading.refusals import refusing
 from workers.engine.models.loading.sources import Source, is_pickled, quiet, resolve
+from workers.engine.models.loading.wanted import Wanted
 
 
-def load_pretrained(
-    target: str, config: EngineConfig, max_model_len: int | None, *, bound: int | None = None, int8: bool = False
-) -> LoadedModel:
-    """The model that `target` names, with as much context as `context_limit` says.
+def load_pretrained(wanted: Wanted) -> LoadedModel:
+    """The model that is wanted, with as much context as `context_limit` says.
 
     Raises `ModelNotFound`, `UnsupportedModel` or `InvalidConfig`.
     """
-    source = converted(resolve(target, with_code=config.trust_remote_code))
-    outline = Outline(source, config, max_model_len, bound=bound, int8=int8)
+    config = wanted.config
+    source = converted(resolve(wanted.name, with_code=config.trust_remote_code))
+    outline = Outline(source, wanted)
     tokenizer, vocabulary = outline.tokenizer, outline.vocabulary
     outline.check_tensors()
     source.fetch_weights()
@@ -45,19 +45,19 @@ def load_pretrained(
         model = _load_weights(source, config, outline)
     with phase("checking the model"):
         attention = resolve_attention(config.attention, outline.device, model.dtype)
-        executor = build_executor(model, attention, target, outline.max_model_len, int8=int8)
+        executor = build_executor(model, attention, wanted.name, outline.max_model_len, wanted.weights)
         tested = self_test(executor)
         compile_kernels(model.dtype)
     return LoadedModel(
         executor=executor,
         tokenizer=tokenizer,
-        name=target,
+        name=wanted.name,
         content_hash=source.content_hash(),
         details={
             "architecture": outline.config.model_type,
             "executor": type(executor).__name__,
             "attention": attention,
-            "dtype": "int8" if int8 else str(executor.cache_shape.dtype).removeprefix("torch."),
+            "dtype": str(executor.precision),
             "weight_bytes": executor.weight_bytes,
             "device": str(outline.device),
             "vocabulary": vocabulary,
@@ -67,30 +67,25 @@ def load_pretrained(
     )
 
 
-def outline_pretrained(
-    target: str, config: EngineConfig, max_model_len: int | None, *, bound: int | None = None, int8: bool = False
-) -> Outline:
+def outline_pretrained(wanted: Wanted) -> Outline:
     """What the model's files say. Raises what `load_pretrained` raises before it loads weights."""
-    source = described(resolve(target, with_code=config.trust_remote_code))
+    source = described(resolve(wanted.name, with_code=wanted.config.trust_remote_code))
     if source.hub_id is None:
         source.fetch_weights()  # downloads nothing: the directory must hold some
-    return Outline(source, config, max_model_len, bound=bound, int8=int8)
+    return Outline(source, wanted)
 
 
 def build_executor(
-    model: Any, attention: str, name: str, max_model_len: int, *, int8: bool = False
+    model: Any, attention: str, name: str, max_model_len: int, weights: Weights = Weights.WHOLE
 ) -> FusedExecutor | HuggingFaceExecutor:
-    """The executor of a loaded transformers model, which it takes over. Raises `UnsupportedModel`.
-
-    int8: with 8-bit linear layers, for drafts.
-    """
+    """The executor of a loaded transformers model, which it takes over. Raises `UnsupportedModel`."""
+    precision = Precision(model.dtype, model.device, weights)
     with refusing(f"{name} ({model.config.model_type})"):
-        if int8:
-            check_quantisable(model, name)
+        precision.check_model(model, name)
         seen = probe(model, name, max_model_len)
         kind = FusedExecutor if covers(model) else HuggingFaceExecutor
-        executor = kind(model, load_attention(attention), seen.shape, max_model_len, int8=int8)
-        confirm(executor, seen, name, tolerance=INT8_TOLERANCE if int8 else None)
+        executor = kind(model, load_attention(attention), seen.shape, max_model_len, precision)
+        confirm(executor, seen, name)
         return executor
 
 
