@@ -1,4 +1,7 @@
-"""Forward passes in pieces, in company and in trees equal the papers' formulas on whole sequences."""
+"""Forward passes in pieces, in company and in trees equal the papers' formulas on whole sequences.
+
+The same modules can be trained: gradients reach every tensor, and what is trained is what the engine runs.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ from tests.workers.engine.speculators.drafts import (
 from tests.workers.engine.speculators.reference import Eagle, medusa_logits
 from workers.engine.api.request import Request
 from workers.engine.attention.interface import load_attention
-from workers.engine.models.layers.precision import Precision
+from workers.engine.models.layers.precision import Precision, Trainable
 from workers.engine.speculators.eagle.checkpoint import open_eagle
 from workers.engine.speculators.eagle.layer import EagleModel, build_eagle
 from workers.engine.speculators.medusa.heads import MedusaHeads
-from workers.engine.speculators.shared.checkpoint import open_draft
+from workers.engine.speculators.shared.checkpoint import Tensors, open_draft
 from workers.engine.state.batch import Batch, Feed
 from workers.engine.state.kv_cache import FINAL, CacheShape, KVCache
 from workers.engine.state.sequence import Sequence
@@ -45,6 +48,7 @@ QWEN = {
     f"layers.0.self_attn.{part}_norm.weight": 1 + 0.2 * torch.randn(16, generator=torch.Generator().manual_seed(7))
     for part in "qk"
 }
+TOKENS = [3, 5, 7, 11, 13, 17]
 AUX = {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]}
 
 
@@ -226,3 +230,55 @@ def test_medusa_equals_the_paper(num_heads: int, num_blocks: int, tmp_path: Path
     for head in range(num_heads):
         expected = medusa_logits(tensors, head, num_blocks, hidden)
         torch.testing.assert_close(heads.logits(head, hidden), expected, rtol=0, atol=1e-5)
+
+
+def learnable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies that want a gradient, of all that hold weights."""
+    return {
+        key: tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor
+        for key, tensor in tensors.items()
+    }
+
+
+def logits_of(eagle: EagleModel, features: torch.Tensor) -> torch.Tensor:
+    run = Run(eagle)
+    seq = run.open(0, TOKENS)
+    outputs = run.entries([Feed(seq, 0, len(TOKENS) - 1)], {seq: features})[0]
+    return eagle.logits(outputs)
+
+
+@pytest.mark.parametrize(
+    "name", ["eagle3", "eagle3, reduced vocabulary", "library, fc_norm", "library, qwen3, everything"]
+)
+def test_gradients_flow_through_the_eagle_layer(name: str, tmp_path: Path) -> None:
+    case, target = CASES[name], tiny_target().executor
+    config, found = open_eagle(write_eagle(tmp_path / "a", case.config, case.tensors), FEATURES, VOCAB)
+    weights = learnable({key: found.take(key, *found._all[key].shape) for key in found.keys})
+    eagle = build_eagle(config, Tensors("trained", weights, ""), target, load_attention("sdpa"), Trainable())
+    features = torch.randn(
+        len(TOKENS) - 1, HIDDEN * len(config.feature_layers), generator=torch.Generator().manual_seed(2)
+    )
+    logits = logits_of(eagle, features)
+    with torch.inference_mode():
+        torch.testing.assert_close(logits, logits_of(build_case(case, tmp_path / "b", target), features))
+    known = logits[:, torch.isfinite(logits[0])]
+    known.log_softmax(-1)[:, 0].sum().backward()  # type: ignore[no-untyped-call]
+    for key, tensor in weights.items():
+        if tensor.requires_grad:
+            assert tensor.grad is not None, key
+            assert bool(tensor.grad.any()), key
+
+
+def test_gradients_flow_through_medusa_heads(tmp_path: Path) -> None:
+    tensors = random_heads(2, 2)
+    weights = learnable(tensors)
+    heads = MedusaHeads.build(Tensors("trained", weights, ""), (2, 2), (HIDDEN, VOCAB), Trainable())
+    engine = MedusaHeads.load(open_draft(write_heads(tmp_path, tensors, 2)), HIDDEN, VOCAB, Precision())
+    hidden = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
+    for head in range(2):
+        logits = heads.logits(head, hidden)
+        torch.testing.assert_close(logits, engine.logits(head, hidden))
+        logits.log_softmax(-1)[:, 0].sum().backward()  # type: ignore[no-untyped-call]
+    for key, tensor in weights.items():
+        assert tensor.grad is not None, key
+        assert bool(tensor.grad.any()), key

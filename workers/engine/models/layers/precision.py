@@ -68,6 +68,14 @@ class Precision:
             raise UnsupportedModel(f"{kind} has no linear layers that {self.weights} could change")
 
 
+class Trainable(Precision):
+    """Weights as autograd knows them, laid out for no kernel: gradients reach the tensors that a layer was made of."""
+
+    def linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> AnyLinear:
+        weight = torch.cat(weights)
+        return Linear(weight, torch.cat(biases) if biases else None, most=0, nbytes=weight.nbytes)
+
+
 class Unread(Precision):
     """Looks at names and shapes alone: tensors stay in their file, and what is made of them cannot run."""
 

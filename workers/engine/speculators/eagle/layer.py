@@ -70,7 +70,8 @@ class EagleWeights:
 class EagleModel:
     """`encode` the target's features, `forward` rows of (feature, token), and read `logits` off what comes out.
 
-    What `forward` gives is fed back as the feature of drafted tokens.
+    What `forward` gives is fed back as the feature of drafted tokens. With weights of `Trainable` and attention that
+    autograd knows (sdpa), gradients flow through all three, and through the cache that `forward` writes.
     """
 
     def __init__(
@@ -86,7 +87,6 @@ class EagleModel:
         layer = config.layer
         self._heads = int(layer.num_attention_heads), int(layer.num_key_value_heads), head_dim(layer)
 
-    @torch.inference_mode()
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """[T, features * feature_size] hidden states of the target, side by side -> [T, N] inputs of `forward`."""
         features = features.to(self._dtype)
@@ -98,7 +98,6 @@ class EagleModel:
             features = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], dim=-1)
         return self._weights.fc(features)
 
-    @torch.inference_mode()
     def forward(self, batch: Batch, features: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """[num_rows, N] -> [num_rows, N]. Keys and values of every row are written to its slot."""
         padding = len(batch.input_ids) - len(features)
@@ -150,7 +149,6 @@ class EagleModel:
         attended = plan.attend(q.contiguous(), index, width**-0.5)
         return layer.out(attended.reshape(len(normed), -1))
 
-    @torch.inference_mode()
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """[R, N] -> [R, V] in the target's ids, -inf where the draft has no such token."""
         norm = self._weights.norm

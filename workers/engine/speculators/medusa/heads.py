@@ -48,11 +48,20 @@ class MedusaHeads:
         tensors = files.tensors(WEIGHTS)
         with refusing(files.name):
             num_heads, num_blocks = _counts(files, tensors)
-            heads = [_head(tensors, head, num_blocks, hidden_size, vocab_size, precision) for head in range(num_heads)]
+            return cls.build(tensors, (num_heads, num_blocks), (hidden_size, vocab_size), precision)
+
+    @classmethod
+    def build(
+        cls, tensors: Tensors, counts: tuple[int, int], sizes: tuple[int, int], precision: Precision
+    ) -> MedusaHeads:
+        """Heads of tensors named as in `untrained_heads`: `counts` of heads and of blocks in each, `sizes` N and V.
+
+        With the precision `Trainable`, gradients flow from `logits` to the tensors.
+        """
+        heads = [_head(tensors, head, counts[1], *sizes, precision) for head in range(counts[0])]
         tensors.finish()
         return cls(heads, precision.dtype, tensors.content_hash)
 
-    @torch.inference_mode()
     def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
         """[B, N] of any type -> [B, V] of the heads' own."""
         hidden = hidden.to(self._dtype)
