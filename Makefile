@@ -1,6 +1,7 @@
 # Everything happens in .venv: Python 3.11 or later and a package index are all that is needed.
 PYTHON ?= python3
 PIP_ARGS ?=
+TEST_PROCESSES ?= 2
 BIN := .venv/bin
 SETUP := .venv/.setup-done
 MODEL := .venv/.demo-model
@@ -27,7 +28,7 @@ demo: $(MODEL)
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
 
 test: $(MODEL)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 check: $(SETUP)
 	$(BIN)/ruff check .

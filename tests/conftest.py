@@ -21,6 +21,10 @@ RABBITMQ = os.environ.get("NIGHTDRAFT_TEST_RABBITMQ", "amqp://guest:guest@127.0.
 SERVICES_REQUIRED = os.environ.get("NIGHTDRAFT_REQUIRE_SERVICES") == "1"
 _REDIS_LOCK_SECONDS = 1800
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Each process of the suite has a core for itself; set before anything imports torch, and passed on to children.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def _missing(service: str, url: str, error: Exception) -> NoReturn:
     reason = f"no {service} answers at {url}: {error}"

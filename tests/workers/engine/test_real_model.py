@@ -7,39 +7,43 @@ from pathlib import Path
 import pytest
 
 from benchmarks import exactness
+from workers.engine.api.config import METHODS
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.loading.sources import Source
 
 pytestmark = pytest.mark.model
 
 
-@pytest.fixture(scope="module")
-def model(demo_model: Source) -> LoadedModel:
-    return exactness.load("float32")
+AGAINST_TRANSFORMERS = ("none", "threshold", "draft dynamic", "int8 copy", "self")
+AGAINST_PLAIN = ("ngram", "suffix", "draft chain", "draft tree", "self tree", "medusa", "eagle dynamic")
+"""Each method against one of the two; every shape of every draft is in the study, and in test_exactness."""
 
 
 @pytest.mark.timeout(600)
-def test_greedy_output_equals_transformers_generate(model: LoadedModel) -> None:
-    requests = exactness.greedy_requests(model, 10, 16)
+def test_greedy_output_equals_transformers_generate(demo_float32: LoadedModel) -> None:
+    requests = exactness.greedy_requests(demo_float32, 5, 12)
     expected = exactness.transformers_greedy(requests, "float32")
-    for method, speculation in exactness.METHODS.items():
-        assert exactness.decode(model, requests, speculation).tokens == expected, method
+    for method in AGAINST_TRANSFORMERS:
+        assert exactness.decode(demo_float32, requests, exactness.METHODS[method]).tokens == expected, method
 
 
 @pytest.mark.timeout(600)
-def test_mixed_sampling_is_identical_by_every_method(model: LoadedModel, tmp_path: Path) -> None:
-    requests = exactness.mixed_requests(model, 16, 10)
-    truth = exactness.decode(model, requests, setting="batch 1").tokens
-    for method, speculation in exactness.with_random_drafts(tmp_path).items():
-        assert exactness.decode(model, requests, speculation, "batch 32, small pool").tokens == truth, method
-    assert exactness.decode(model, requests, exactness.METHODS["draft tree"], "batch 1").tokens == truth
+def test_mixed_sampling_is_identical_by_every_method(demo_float32: LoadedModel, tmp_path: Path) -> None:
+    requests = exactness.mixed_requests(demo_float32, 8, 8)
+    truth = exactness.decode(demo_float32, requests, setting="batch 1").tokens
+    methods = exactness.with_random_drafts(tmp_path)
+    assert {methods[name].method for name in (*AGAINST_TRANSFORMERS, *AGAINST_PLAIN)} == set(METHODS)
+    for name in AGAINST_PLAIN:
+        assert exactness.decode(demo_float32, requests, methods[name], "batch 32, small pool").tokens == truth, name
+    assert exactness.decode(demo_float32, requests[:4], methods["draft tree"], "batch 1").tokens == {
+        request.id: truth[request.id] for request in requests[:4]
+    }
 
 
 @pytest.mark.timeout(600)
-def test_bfloat16_rows_differ_only_at_near_ties(demo_model: Source) -> None:
+def test_bfloat16_rows_differ_only_at_near_ties(demo_bfloat16: LoadedModel) -> None:
     """With a batch-invariant backend none differs; another machine may have near-ties, and nothing else."""
-    model = exactness.load("bfloat16")
-    requests = exactness.mixed_requests(model, 12, 10)
+    model = demo_bfloat16
+    requests = exactness.mixed_requests(model, 8, 8)
     truth = exactness.decode(model, requests, setting="batch 1").tokens
     by_id = {request.id: request for request in requests}
     for method in ("ngram", "draft tree"):

@@ -24,9 +24,10 @@ CHATS = [[{"role": "user", "content": text}] for text in ("What is the capital o
 STEPS = 12
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def loaded(request: pytest.FixtureRequest, demo_model: Source) -> LoadedModel:
-    return load_model(EngineConfig(target=ALIAS, dtype=request.param))
+@pytest.fixture(params=["float32", "bfloat16"])
+def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+    model: LoadedModel = request.getfixturevalue(f"demo_{request.param}")
+    return model
 
 
 def test_the_alias_is_the_gguf_file_of_the_package(demo_model: Source) -> None:
@@ -37,15 +38,13 @@ def test_the_alias_is_the_gguf_file_of_the_package(demo_model: Source) -> None:
     assert by_path.render(CHATS[0]).endswith("<|im_start|>assistant\n")
 
 
-def test_gguf_weights_load_as_float32(demo_model: Source) -> None:
+def test_gguf_weights_load_as_float32_and_print_nothing_the_second_time(
+    demo_float32: LoadedModel, capfd: pytest.CaptureFixture[str]
+) -> None:
     loaded = load_model(EngineConfig(target=ALIAS))
+    assert capfd.readouterr() == ("", "")
     assert loaded.executor.cache_shape.dtype is torch.float32
     assert loaded.executor.max_model_len == 8192
-
-
-def test_loading_again_prints_nothing(demo_model: Source, capfd: pytest.CaptureFixture[str]) -> None:
-    load_model(EngineConfig(target=ALIAS, dtype="bfloat16"))
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("threads", [2], indirect=True)
@@ -67,8 +66,8 @@ def test_it_is_batch_invariant(loaded: LoadedModel) -> None:
 
 
 @torch.inference_mode()
-def test_greedy_tokens_are_those_of_transformers(demo_model: Source) -> None:
-    loaded = load_model(EngineConfig(target=ALIAS))
+def test_greedy_tokens_are_those_of_transformers(demo_model: Source, demo_float32: LoadedModel) -> None:
+    loaded = demo_float32
     prompts = [loaded.tokenizer.encode(loaded.tokenizer.render(chat)) for chat in CHATS]
     trial = Trial(loaded.executor, num_blocks=64)
     sequences = [trial.open(tokens, room=STEPS) for tokens in prompts]
