@@ -21,9 +21,7 @@ from workers.engine.measure.race import Run, race
 from workers.engine.measure.report import BatchReport, DraftReport, judge
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading.load import load_model
-from workers.engine.speculators.draft_model.speculator import DraftModelSpeculator
-from workers.engine.speculators.speculator import Drafter, Speculator, SpeculatorContext, make_speculators
-from workers.engine.state.kv_cache import KVCache
+from workers.engine.speculators.speculator import Speculator, SpeculatorContext, make_speculators
 
 __all__ = ["AcceptanceCounts", "BatchReport", "DraftReport", "check_draft"]
 
@@ -148,16 +146,9 @@ class _Bench:
     def report(self, counts: AcceptanceCounts, batches: Seq[BatchReport]) -> DraftReport:
         speculation, target = self._speculation, self._model.executor
         drafter = self._drafters[speculation.method]
-        weights, kv, vocabulary, overlap, coverage = 0, 0, "same", 1.0, 1.0
-        if isinstance(drafter, DraftModelSpeculator):
-            vocabulary = drafter.reading.kind
-            if (both := drafter.reading.vocabulary) is not None:
-                overlap, coverage = both.overlap, both.coverage
-        if isinstance(drafter, Drafter) and drafter.draft is not None:
-            weights = drafter.draft.weight_bytes
-        cache = getattr(drafter, "cache", None)
-        if isinstance(cache, KVCache):
-            kv = cache.shape.bytes_per_token()
+        vocabulary = drafter.vocabulary
+        weights = drafter.draft.weight_bytes if drafter.draft else 0
+        kv = drafter.cache.shape.bytes_per_token() if drafter.cache else 0
         shape = target.cache_shape
         return DraftReport(
             method=speculation.method,
@@ -165,8 +156,8 @@ class _Bench:
             draft=speculation.draft,
             identical=self._identical,
             counts=counts,
-            vocabulary=vocabulary,
-            vocabulary_overlap=overlap,
+            vocabulary=vocabulary.kind,
+            vocabulary_overlap=vocabulary.overlap,
             target_weight_bytes=target.weight_bytes,
             draft_weight_bytes=weights,
             target_kv_bytes_per_token=shape.bytes_per_token(),
@@ -174,7 +165,9 @@ class _Bench:
             draft_hidden_bytes_per_token=len(drafter.hidden_layers) * shape.hidden_size * shape.dtype.itemsize,
             batches=tuple(batches),
             depth=speculation.depth,
-            rules=judge(counts, batches[0].speed_ratio, weights / max(1, target.weight_bytes), coverage),
+            rules=judge(
+                counts, batches[0].speed_ratio, weights / max(1, target.weight_bytes), vocabulary.coverage
+            ),
         )
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+from workers.engine.speculators.speculator import Speculator
 from workers.engine.state.sequence import Sequence
 from workers.engine.state.tree import EMPTY, DraftTree
-from workers.engine.verifier import Verdict
 
 
-class FixedSpeculator:
+class FixedSpeculator(Speculator):
     """`propose_one(seq, length)` gives the tree for one sequence, of at most length * width nodes."""
 
     name = "fixed"
-    hidden_layers = ()
 
     def __init__(self, propose_one: Callable[[Sequence, int], DraftTree], width: int = 1) -> None:
         self._width = width
@@ -27,9 +26,3 @@ class FixedSpeculator:
         return [
             self._propose_one(seq, length) if length > 0 else EMPTY for seq, length in zip(seqs, lengths, strict=True)
         ]
-
-    def update(self, verdicts: Seq[Verdict]) -> None:
-        pass
-
-    def release(self, seq: Sequence) -> None:
-        pass

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from workers.engine.speculators.speculator import Bounded, Caching, Detailed, Drafter, LoadedDraft, Speculator
+from workers.engine.speculators.speculator import LoadedDraft, Speculator
 from workers.engine.state.kv_cache import KVCache
 from workers.engine.state.sequence import Sequence
 from workers.engine.state.tree import EMPTY, DraftTree
@@ -28,24 +28,22 @@ class MixedSpeculator:
     @property
     def draft(self) -> LoadedDraft | None:
         """What was loaded beside the target: by one speculator at most, as the options of a draft are shared."""
-        drafts = (speculator.draft for speculator in self._speculators.values() if isinstance(speculator, Drafter))
-        return next(filter(None, drafts), None)
+        return next((one.draft for one in self._speculators.values() if one.draft is not None), None)
 
     @property
     def caches(self) -> list[KVCache]:
         """Those that speculators have of their own."""
-        return [speculator.cache for speculator in self._speculators.values() if isinstance(speculator, Caching)]
+        return [one.cache for one in self._speculators.values() if one.cache is not None]
 
     @property
     def depth(self) -> int | None:
         """Of the draft that decides it, if there is one."""
-        return next((one.depth for one in self._speculators.values() if isinstance(one, Bounded)), None)
+        return next((one.depth for one in self._speculators.values() if one.depth is not None), None)
 
     @property
     def details(self) -> dict[str, Any]:
         """What files decided, of all of them."""
-        speculators = (one for one in self._speculators.values() if isinstance(one, Detailed))
-        return {name: value for speculator in speculators for name, value in speculator.details.items()}
+        return {name: value for one in self._speculators.values() for name, value in one.details.items()}
 
     def max_nodes(self, length: int) -> int:
         return max(speculator.max_nodes(length) for speculator in self._speculators.values())

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.speculators.speculator import Speculator, SpeculatorContext
 from workers.engine.state.sequence import Sequence
 from workers.engine.state.tree import EMPTY, DraftTree
-from workers.engine.verifier import Verdict
 
 
-class NoSpeculator:
+class NoSpeculator(Speculator):
     name = "none"
-    hidden_layers: tuple[int, ...] = ()
 
     @classmethod
     def create(cls, context: SpeculatorContext) -> NoSpeculator:
@@ -23,9 +21,3 @@ class NoSpeculator:
 
     def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
         return [EMPTY] * len(seqs)
-
-    def update(self, verdicts: Seq[Verdict]) -> None:
-        pass
-
-    def release(self, seq: Sequence) -> None:
-        pass

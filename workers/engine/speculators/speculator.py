@@ -1,46 +1,20 @@
-"""The seat of a speculator in the engine, and the registry of those that fill it."""
+"""The interface of speculators, which draft tokens, and their registry."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from workers.engine.api.config import SCORERS, EngineConfig
+from workers.engine.api.config import EngineConfig
 from workers.engine.models.executor import LoadedModel, Model
 from workers.engine.models.kv_memory import DraftMemory
 from workers.engine.state.kv_cache import KVCache
 from workers.engine.state.sequence import Sequence
 from workers.engine.state.tree import DraftTree
 from workers.engine.verifier import Verdict
-
-
-class Speculator(Protocol):
-    """Three verbs. Whatever is proposed, the output is the same: only speed depends on it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """Layers of the target whose hidden states it reads from the target's cache (`KVCache.hidden`)."""
-        ...
-
-    def max_nodes(self, length: int) -> int:
-        """Most nodes of a tree that is `length` levels deep."""
-        ...
-
-    def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
-        """One tree per sequence, at most lengths[i] levels deep; the empty tree where there is nothing to propose."""
-        ...
-
-    def update(self, verdicts: Seq[Verdict]) -> None:
-        """The sequences were extended: learn from it, keep what was accepted."""
-        ...
-
-    def release(self, seq: Sequence) -> None:
-        """Drop everything kept for a sequence; it may come back after a preemption."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,38 +28,55 @@ class LoadedDraft:
     weight_bytes: int
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """A speculator that may have loaded a draft."""
+@dataclass(frozen=True, slots=True)
+class DraftVocabulary:
+    """How a draft's tokens relate to the target's."""
 
-    @property
-    def draft(self) -> LoadedDraft | None: ...
-
-
-@runtime_checkable
-class Caching(Protocol):
-    """A speculator with a KV cache of its own, which the engine sizes with the target's."""
-
-    @property
-    def cache(self) -> KVCache: ...
+    kind: str = "same"
+    """same, mapped or text."""
+    overlap: float = 1.0
+    """Common tokens by tokens of the smaller vocabulary."""
+    coverage: float = 1.0
+    """Share of the target's tokens that the draft has."""
 
 
-@runtime_checkable
-class Bounded(Protocol):
-    """A speculator whose draft decides how deep its trees get, where the options do not."""
+class Speculator(ABC):
+    """Three verbs, and what it is known by. Whatever is proposed, the output is the same: only speed depends on it."""
 
-    @property
-    def depth(self) -> int: ...
+    name: str
+    hidden_layers: tuple[int, ...] = ()
+    """Layers of the target whose hidden states it reads from the target's cache (`KVCache.hidden`)."""
+    cache: KVCache | None = None
+    """Its own, if it has one: the engine sizes it with the target's."""
+    draft: LoadedDraft | None = None
+    """What it loaded, if anything."""
+    depth: int | None = None
+    """How deep its trees get where its draft decides that and not the options."""
+    vocabulary = DraftVocabulary()
 
-
-@runtime_checkable
-class Detailed(Protocol):
-    """A speculator that says what it drafts with where a file decided that, for the job's record."""
+    @classmethod
+    def check(cls, config: EngineConfig, target: Model) -> DraftMemory:
+        """Raise what `create` would, as far as files tell, and load no weights. Returns what it would keep."""
+        return DraftMemory()
 
     @property
     def details(self) -> dict[str, Any]:
-        """JSON values by name: an option as it was decided, or what no option names."""
-        ...
+        """For the job's record, JSON values by name: an option as a file decided it, or what no option names."""
+        return {}
+
+    @abstractmethod
+    def max_nodes(self, length: int) -> int:
+        """Most nodes of a tree that is `length` levels deep."""
+
+    @abstractmethod
+    def propose(self, seqs: Seq[Sequence], lengths: Seq[int]) -> list[DraftTree]:
+        """One tree per sequence, at most lengths[i] levels deep; the empty tree where there is nothing to propose."""
+
+    def update(self, verdicts: Seq[Verdict]) -> None:  # noqa: B027 (most have nothing to do here)
+        """The sequences were extended: learn from it, keep what was accepted."""
+
+    def release(self, seq: Sequence) -> None:  # noqa: B027
+        """Drop everything kept for a sequence; it may come back after a preemption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +98,7 @@ REGISTRY = {
     "medusa": "workers.engine.speculators.medusa.speculator:MedusaSpeculator",
     "eagle": "workers.engine.speculators.eagle.speculator:EagleSpeculator",
 }
-"""Classes with `create(context)`. Those of `SCORERS` have `check(config, target)` as well: it raises what `create`
-would, as far as files tell, loads no weights, and returns the memory for keys and values that it would take."""
+"""Subclasses of `Speculator` with a class method `create(context)` beside `check`."""
 
 
 def make_speculators(context: SpeculatorContext) -> dict[str, Speculator]:
@@ -121,7 +111,7 @@ def check_speculators(config: EngineConfig, target: Model) -> list[DraftMemory]:
 
     Heads or a layer on the hub are downloaded.
     """
-    return [_class(method).check(config, target) for method in config.speculation.methods if method in SCORERS]
+    return [_class(method).check(config, target) for method in config.speculation.methods]
 
 
 def make_speculator(method: str, context: SpeculatorContext) -> Speculator:

@@ -27,7 +27,7 @@ from workers.engine.models.trial import Trial
 from workers.engine.speculators.draft_model.reading import SameReading
 from workers.engine.speculators.draft_model.speculator import DraftModelSpeculator
 from workers.engine.speculators.eagle.speculator import EagleSpeculator
-from workers.engine.speculators.speculator import Caching, Speculator, SpeculatorContext
+from workers.engine.speculators.speculator import Speculator, SpeculatorContext
 from workers.engine.state.batch import Feed
 from workers.engine.state.kv_cache import FINAL, KVCache
 from workers.engine.state.sequence import Sequence
@@ -38,13 +38,12 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 LAYERS = (0, 1, 2, FINAL)
 
 
-class Watched:
+class Watched(Speculator):
     """A speculator whose caches are looked at after every step."""
 
     def __init__(self, inner: Speculator, look: Callable[[Sequence], None]) -> None:
         self.inner = inner
-        if isinstance(inner, Caching):
-            self.cache = inner.cache
+        self.cache = inner.cache
         self.name = inner.name
         self.hidden_layers = LAYERS
         self.accepted: Counter[int] = Counter()

@@ -14,7 +14,7 @@ from workers.engine.models.kv_memory import DraftMemory
 from workers.engine.models.loading.load import load_draft, outline_draft
 from workers.engine.speculators.draft_model.reading import Reading, choose_reading
 from workers.engine.speculators.shared.growth import TreeGrowth
-from workers.engine.speculators.speculator import LoadedDraft, SpeculatorContext
+from workers.engine.speculators.speculator import DraftVocabulary, LoadedDraft, Speculator, SpeculatorContext
 from workers.engine.state.batch import Batch, Feed
 from workers.engine.state.kv_cache import KVCache
 from workers.engine.state.sequence import Sequence
@@ -22,7 +22,7 @@ from workers.engine.state.tree import EMPTY, DraftTree
 from workers.engine.verifier import Verdict
 
 
-class DraftModelSpeculator:
+class DraftModelSpeculator(Speculator):
     """Keeps a KV cache of its own, which catches up with whatever was emitted since it last drafted.
 
     The cache holds sequences as the draft reads them (`reading`), which are the target's own unless the two have
@@ -30,7 +30,7 @@ class DraftModelSpeculator:
     """
 
     name = "draft_model"
-    hidden_layers = ()
+    cache: KVCache
 
     def __init__(
         self,
@@ -45,6 +45,8 @@ class DraftModelSpeculator:
         self.executor = executor
         self.cache = cache
         self.reading = reading
+        if (both := reading.vocabulary) is not None:
+            self.vocabulary = DraftVocabulary(reading.kind, both.overlap, both.coverage)
         self._max_step_tokens = max_step_tokens
         self._growths: dict[Sequence, tuple[TreeGrowth, int]] = {}
         """By the target's sequence: its last tree, whose expanded nodes have draft KV, and where these begin."""

@@ -18,7 +18,7 @@ from workers.engine.speculators.shared.checkpoint import Tensors
 from workers.engine.speculators.shared.drawing import DraftNoise, draft_noise_of
 from workers.engine.speculators.shared.features import require_features
 from workers.engine.speculators.shared.growth import TreeGrowth, extend_all
-from workers.engine.speculators.speculator import LoadedDraft, SpeculatorContext
+from workers.engine.speculators.speculator import LoadedDraft, Speculator, SpeculatorContext
 from workers.engine.state.batch import Batch, Feed
 from workers.engine.state.kv_cache import CacheShape, KVCache
 from workers.engine.state.sequence import Sequence
@@ -28,7 +28,7 @@ from workers.engine.verifier import Verdict
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class EagleSpeculator:
+class EagleSpeculator(Speculator):
     """Keeps a draft KV cache whose committed entries come from features of the target alone.
 
     With n tokens verified, entries [0, n - 1) can be made; after a proposal all of them are there. Entries of drafted
@@ -36,6 +36,7 @@ class EagleSpeculator:
     """
 
     name = "eagle"
+    cache: KVCache
 
     def __init__(
         self,

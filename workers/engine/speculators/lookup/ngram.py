@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.speculators.speculator import Speculator, SpeculatorContext
 from workers.engine.state.sequence import Sequence
 from workers.engine.state.tree import EMPTY, DraftTree
-from workers.engine.verifier import Verdict
 
 
 @dataclass(slots=True)
@@ -20,14 +19,13 @@ class _Index:
     """Ends below this are in the index."""
 
 
-class NgramSpeculator:
+class NgramSpeculator(Speculator):
     """Longest matching suffix first; the most recent occurrence of it wins.
 
     The index grows with the tokens, a few dictionary entries for each, so a proposal costs the same at any context.
     """
 
     name = "ngram"
-    hidden_layers = ()
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(longest, shortest - 1, -1)
@@ -77,9 +75,6 @@ class NgramSpeculator:
                 if size <= end:
                     index.last_end[tuple(tokens[end - size : end])] = end
         index.indexed = len(tokens)
-
-    def update(self, verdicts: Seq[Verdict]) -> None:
-        pass
 
     def release(self, seq: Sequence) -> None:
         self._indexes.pop(seq, None)

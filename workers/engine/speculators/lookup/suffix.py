@@ -13,20 +13,18 @@ from workers.engine.api.config import SpeculationConfig
 from workers.engine.api.request import FinishReason
 from workers.engine.kernels.cpu.suffixes import compile_kernels
 from workers.engine.speculators.lookup.suffix_index import GrowingText, TextMemory
-from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.speculators.speculator import Speculator, SpeculatorContext
 from workers.engine.state.sequence import Sequence
 from workers.engine.state.tree import EMPTY, DraftTree
-from workers.engine.verifier import Verdict
 
 _MAX_SCOPES = 4
 """Jobs whose outputs are remembered; the one used least recently is forgotten first."""
 
 
-class SuffixSpeculator:
+class SuffixSpeculator(Speculator):
     """One index per sequence over its own tokens, and one per scope over finished outputs; never across scopes."""
 
     name = "suffix"
-    hidden_layers = ()
 
     def __init__(self, config: SpeculationConfig) -> None:
         self._config = config
@@ -66,9 +64,6 @@ class SuffixSpeculator:
                 break
             draft.append(token)
         return DraftTree.chain(draft) if draft else EMPTY
-
-    def update(self, verdicts: Seq[Verdict]) -> None:
-        pass
 
     def release(self, seq: Sequence) -> None:
         self._own.pop(seq, None)

@@ -21,14 +21,14 @@ from workers.engine.speculators.shared.checkpoint import open_draft
 from workers.engine.speculators.shared.drawing import DraftNoise, draft_noise_of, draw_candidates
 from workers.engine.speculators.shared.features import require_features
 from workers.engine.speculators.shared.growth import TreeGrowth
-from workers.engine.speculators.speculator import LoadedDraft, SpeculatorContext
+from workers.engine.speculators.speculator import LoadedDraft, Speculator, SpeculatorContext
 from workers.engine.state.kv_cache import FINAL, KVCache
 from workers.engine.state.sequence import Sequence
 from workers.engine.state.tree import EMPTY, DraftTree
 from workers.engine.verifier import Verdict
 
 
-class MedusaSpeculator:
+class MedusaSpeculator(Speculator):
     """Keeps nothing per sequence but the knowledge that its hidden states are there to be read."""
 
     name = "medusa"

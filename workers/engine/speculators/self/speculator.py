@@ -20,19 +20,17 @@ from workers.engine.models.skipping import SkippingExecutor, SkipSet
 from workers.engine.speculators.self.skip_file import SkipFile, a_file_decides
 from workers.engine.speculators.shared.drawing import DraftNoise, draft_noise_of
 from workers.engine.speculators.shared.growth import TreeGrowth, extend_all
-from workers.engine.speculators.speculator import SpeculatorContext
+from workers.engine.speculators.speculator import Speculator, SpeculatorContext
 from workers.engine.state.batch import Batch, Feed
 from workers.engine.state.kv_cache import KVCache
 from workers.engine.state.sequence import Sequence
 from workers.engine.state.tree import EMPTY, DraftTree
-from workers.engine.verifier import Verdict
 
 
-class SelfSpeculator:
+class SelfSpeculator(Speculator):
     """Drafts with `executor` without the sublayers of `skip`; one skip set, whatever the batch."""
 
     name = "self"
-    hidden_layers = ()
 
     def __init__(
         self,
@@ -86,12 +84,6 @@ class SelfSpeculator:
             batch = Batch.pack([_frontier(growth) for growth in growing], self._cache)
             extend_all(growing, self._executor.forward_skipping(batch, self._cache, self.skip).logits)
         return [growths[seq].tree() if seq in growths else EMPTY for seq in seqs]
-
-    def update(self, verdicts: Seq[Verdict]) -> None:
-        pass
-
-    def release(self, seq: Sequence) -> None:
-        pass
 
 
 def _frontier(growth: TreeGrowth) -> Feed:
