@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated
 
 import typer
-
-
-def described(text: str, config: type, field: str) -> str:
-    """Help of a flag that stands for a field of the spec, with the default that applies where nobody sets it."""
-    default = next(item.default for item in fields(config) if item.name == field)
-    if default is None:
-        return f"{text}."
-    return f"{text} (default: {default:g})." if isinstance(default, float) else f"{text} (default: {default})."
-
 
 DEFAULT_STORE = "sqlite:///nightdraft.db"
 
@@ -42,5 +32,6 @@ OptionalBroker = Annotated[
 ]
 DEFAULT_BROKER = "redis://localhost:6379/0"
 
+New = Annotated[bool, typer.Option("--new", help="Start a fresh job where one of that name exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name or id of a job, the beginning of an id, or 'last'.")]

@@ -1,0 +1,50 @@
+"""Flags of the commands: each sets a key that the job spec knows, and says the default that applies."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from typer.testing import CliRunner
+
+from runner.cli import app
+from runner.cli.flags import FLAGS, Flag, Given, takes
+from workers.engine.api.config import EngineConfig, SpeculationConfig
+from workers.engine.api.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize("flag", FLAGS.values(), ids=list(FLAGS))
+def test_every_flag_sets_a_key_that_a_spec_has(flag: Flag) -> None:
+    *sections, key = flag.key.split(".")
+    known = {
+        "engine": [item.name for item in fields(EngineConfig)],
+        "engine.speculation": [item.name for item in fields(SpeculationConfig)],
+        "sampling": [item.name for item in fields(SamplingParams)],
+        "input": ["prompt_column", "messages_column", "id_column", "limit"],
+        "": ["name", "seed", "chunk_rows"],
+    }[".".join(sections)]
+    assert key in known
+
+
+def test_help_says_the_default_of_the_field() -> None:
+    text = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
+    assert f"(default: {EngineConfig(target='x').max_batch})" in text
+    assert f"(default: {SamplingParams().max_tokens})" in text
+    assert f"(default: {SpeculationConfig().policy})" in text
+    for name in FLAGS:
+        assert name in text
+
+
+def test_what_is_not_said_overrides_nothing() -> None:
+    seen: list[Given] = []
+
+    def command(given: Given) -> None:
+        seen.append(given)
+
+    takes("--tree-width", "--row-method", "--limit", limit=32)(command)(
+        inputs=["a.parquet"], tree_width=None, row_method=[], limit=32
+    )
+    assert seen[0].flags == {
+        "engine": {"speculation": {"tree_width": None, "row_methods": None}},
+        "input": {"limit": 32},
+    }
