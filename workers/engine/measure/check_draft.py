@@ -165,9 +165,7 @@ class _Bench:
             draft_hidden_bytes_per_token=len(drafter.hidden_layers) * shape.hidden_size * shape.dtype.itemsize,
             batches=tuple(batches),
             depth=speculation.depth,
-            rules=judge(
-                counts, batches[0].speed_ratio, weights / max(1, target.weight_bytes), vocabulary.coverage
-            ),
+            rules=judge(counts, batches[0].speed_ratio, weights / max(1, target.weight_bytes), vocabulary.coverage),
         )
 
 
