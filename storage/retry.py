@@ -18,7 +18,7 @@ T = TypeVar("T")
 QUIET_SECONDS = 15.0
 """A complaint that was logged is not logged again for so long: an outage has many threads that all say the same."""
 
-_LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.1
 """Between two looks at whether a wait is still wanted."""
 
 
@@ -55,7 +55,7 @@ def patiently(call: Callable[[], T], give_up: Callable[[], bool]) -> T:
 def _wait(seconds: float, give_up: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and not give_up():
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(LOOK_SECONDS)
 
 
 def complain(logger: logging.Logger, text: str) -> None:

@@ -1,1 +1,5 @@
-"""The Celery side: app, task, engine host, chunk processing; `workers.engine` is the engine."""
+"""From chunk to results: the Celery side, chunks, rows, engine hosting; `workers.engine` is the engine."""
+
+CHUNKS_IN_FLIGHT = 3
+"""Chunks at a time in one process, unless it is told otherwise. They share one engine: while one runs out of rows, the
+others keep the running batch full."""

@@ -40,4 +40,4 @@ class LoadFailed(Exception):
 
 
 class GaveUp(Exception):
-    """The wait for an engine was given up because the chunk no longer needs one."""
+    """A wait, for an engine or for a place in the process, was given up because the chunk no longer needs it."""

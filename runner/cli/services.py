@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from runner.cli.options import DEFAULT_BROKER, DEFAULT_STORE, Broker, Json, OptionalBroker, Store
+from workers import CHUNKS_IN_FLIGHT
 
 
 def worker(
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, help="Chunks in flight; they share one engine.")
-    ] = 3,
+    ] = CHUNKS_IN_FLIGHT,
     store: Store = DEFAULT_STORE,
     broker: Broker = DEFAULT_BROKER,
     allow_remote_code: Annotated[

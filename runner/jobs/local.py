@@ -15,6 +15,7 @@ from scheduler.finishing import finish_if_done
 from storage.errors import StoreUnavailable
 from storage.records import ChunkState, Job
 from storage.retry import complain
+from workers import CHUNKS_IN_FLIGHT
 from workers.chunks.chunk import ChunkStatus, fail_job
 from workers.chunks.worker import Draining, Worker
 from workers.engine.api import phases
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHUNKS_IN_FLIGHT = 3
-"""They share one engine and overlap, so that the batch does not run empty at the end of a chunk."""
 TICK_SECONDS = 0.2
-STORE_PATIENCE = 5.0
-"""Seconds that one call waits for a store that is down, so that Ctrl-C is heard."""
 OUTAGE_SECONDS = 60.0
 """A run whose store stays away, or full, for longer ends; the same command goes on from what is recorded."""
 

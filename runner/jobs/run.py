@@ -7,7 +7,7 @@ from pathlib import Path
 from runner.errors import ExitCode
 from runner.jobs.export import export_path, export_to
 from runner.jobs.interrupts import Interrupts
-from runner.jobs.local import STORE_PATIENCE, LocalOutcome, LocalRun
+from runner.jobs.local import LocalOutcome, LocalRun
 from runner.jobs.submit import submit_job
 from runner.output.console import note
 from runner.output.jobs import show_run
@@ -19,7 +19,7 @@ from runner.spec.parse import JobSpec
 from runner.stores import open_store
 from storage.files.export import require_replaceable
 from storage.records import Job, JobState
-from storage.store.store import Store
+from storage.store.store import SERVICE_PATIENCE, Store
 
 
 def run_command(
@@ -28,7 +28,7 @@ def run_command(
     """Run a job to its end in this process, and show what became of it. Returns the exit code."""
     if out is not None:
         _require_output(export_path(out, str(spec.name)), spec)
-    with open_store(store_value, patience=STORE_PATIENCE) as store:
+    with open_store(store_value, patience=SERVICE_PATIENCE) as store:
         submission = submit_job(store, spec, new=new, models_here=True)
         if out is not None:
             require_replaceable(Path(export_path(out, submission.job.name)).expanduser(), submission.job, force=force)

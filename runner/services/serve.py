@@ -15,22 +15,17 @@ from runner.output.console import note
 from runner.stores import store_when_up
 from scheduler.errors import BrokerRefused, BrokerUnavailable
 from storage.redaction import redact_logs
+from storage.store.store import SERVICE_PATIENCE
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-SCHEDULER_PATIENCE = 5.0
-"""Seconds that one call of the scheduler waits for a store that is down, so that a signal is heard; its loops see to it
-that a store may be away for longer."""
-
-
 def run_worker(store: str, broker: str, concurrency: int, *, allow_remote_code: bool) -> NoReturn:
     """Serve until SIGTERM or SIGINT, and end the process with the exit code. Raises what no waiting mends."""
-    from workers.queue.app import STORE_PATIENCE
     from workers.queue.app import run_worker as serve
 
     require_broker(broker)
-    with store_when_up(store, patience=STORE_PATIENCE) as opened:
+    with store_when_up(store, patience=SERVICE_PATIENCE) as opened:
         code = serve(broker, opened, concurrency, allow_remote_code=allow_remote_code) if opened is not None else 0
     _leave(code)
 
@@ -77,7 +72,7 @@ def run_scheduler(store: str, broker: str) -> int:
             note("scheduler: serving; Ctrl-C stops it, jobs and leases stay in the store")
 
     require_broker(broker)
-    with store_when_up(store, patience=SCHEDULER_PATIENCE) as opened:
+    with store_when_up(store, patience=SERVICE_PATIENCE) as opened:
         if opened is not None:
             anyio.run(serve, Scheduler(opened, broker))
     return ExitCode.OK

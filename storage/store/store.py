@@ -21,13 +21,15 @@ from storage.store.reaping import Reaper
 from storage.store.results import Results
 from storage.store.telemetry import Telemetry
 
-DEFAULT_URL = "sqlite:///nightdraft.db"
+SERVICE_PATIENCE = 5.0
+"""Seconds of patience for a process that has to hear signals between two calls; longer outages it sees to itself, with
+`storage.retry`."""
 
 
 class Store:
     """Jobs, chunks, results and statistics in one database. Open it with `Store.open`; a context manager."""
 
-    def __init__(self, url: str = DEFAULT_URL, *, patience: float = 60.0) -> None:
+    def __init__(self, url: str, *, patience: float = 60.0) -> None:
         """Connect lazily, without a look at the schema. Raises `InvalidStore` for an unusable URL."""
         self.database = Database(url, patience=patience)
         self.url = shown(self.database.url)
@@ -39,7 +41,7 @@ class Store:
         self.reaper = Reaper(self.database)
 
     @classmethod
-    def open(cls, url: str = DEFAULT_URL, *, patience: float = 60.0, create: bool = True) -> Self:
+    def open(cls, url: str, *, patience: float = 60.0, create: bool = True) -> Self:
         """Connect, setting up a new SQLite file or an empty PostgreSQL database (or schema) if `create`.
 
         Raises `NoStore` where nothing is there and nothing may be set up, `InvalidStore` for a URL or a file that is no

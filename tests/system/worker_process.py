@@ -17,8 +17,9 @@ import psycopg
 from runner.stores import store_when_up
 from storage.store.chunks import Chunks
 from storage.store.room import writes
+from storage.store.store import SERVICE_PATIENCE
 from tests.system.light_engine import engine_for
-from workers.queue.app import STORE_PATIENCE, run_worker
+from workers.queue.app import run_worker
 
 PLACES: dict[str, tuple[Any, str]] = {
     "claim": (Chunks, "claim"),
@@ -46,5 +47,5 @@ if __name__ == "__main__":
     broker, store, concurrency, *place = sys.argv[1:]
     for each in place:
         freeze_inside(each)
-    with store_when_up(store, patience=STORE_PATIENCE) as opened:
+    with store_when_up(store, patience=SERVICE_PATIENCE) as opened:
         sys.exit(0 if opened is None else run_worker(broker, opened, int(concurrency), factory=engine_for))

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator
 
 from storage.records import Chunk
+from storage.retry import LOOK_SECONDS
 from workers.chunks.records import ResultWriter, error_of, result_of, results_of_rejected
 from workers.engine.api.errors import EngineStopped
 from workers.engine.api.request import Completion, FinishReason, Request
@@ -14,9 +15,6 @@ from workers.hosting.host import EngineHost, Session
 from workers.rows.prepare import PreparedRow, Preparer, RejectedRow
 from workers.rows.read import Row
 from workers.rows.settings import JobSettings
-
-_POLL_SECONDS = 0.1
-"""How soon a chunk that waits for completions looks whether it has to end."""
 
 
 class Generation:
@@ -85,7 +83,7 @@ class Generation:
                 session.send([ready.popleft() for _ in range(min(session.room, len(ready)))])
             if not session.in_flight:
                 return
-            for completion in session.receive(_POLL_SECONDS):
+            for completion in session.receive(LOOK_SECONDS):
                 if not self._record(completion):
                     raise EngineFailed(completion.error_message or "the engine aborted a request that nobody aborted")
             self._writer.flush_if_due()

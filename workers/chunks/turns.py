@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from workers.errors import GaveUp
-
-_POLL_SECONDS = 0.1
+from workers.line import Line
 
 
-class Company:
-    """Lets chunks run side by side, and one under suspicion with nobody beside it. First come, first served."""
+class Turns:
+    """Many chunks run at once; one that is suspected of crashing the worker runs alone. First come, first served."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._line: deque[object] = deque()
+        self._line = Line()
         self._inside = 0
         self._alone = False
 
     @contextmanager
     def enter(self, *, alone: bool, give_up: Callable[[], bool]) -> Iterator[None]:
         """Wait for a place, then run the block in it. Raises `GaveUp` once `give_up()` is true while waiting."""
-        self._wait(alone, give_up)
+        self._line.wait(lambda: self._take(alone), give_up, "other chunks were still running")
         try:
             yield
         finally:
-            with self._changed:
+            with self._line.changing():
                 self._inside -= 1
                 self._alone = False
-                self._changed.notify_all()
 
-    def _wait(self, alone: bool, give_up: Callable[[], bool]) -> None:
-        ticket = object()
-        with self._changed:
-            self._line.append(ticket)
-            try:
-                while not (self._line[0] is ticket and self._has_place(alone)):
-                    if give_up():
-                        raise GaveUp("other chunks were still running")
-                    self._changed.wait(_POLL_SECONDS)
-                self._inside += 1
-                self._alone = alone
-            finally:
-                self._line.remove(ticket)
-                self._changed.notify_all()
-
-    def _has_place(self, alone: bool) -> bool:
-        return self._inside == 0 or not (alone or self._alone)
+    def _take(self, alone: bool) -> bool | None:
+        """A place, if there is one: True, or None."""
+        if self._inside and (alone or self._alone):
+            return None
+        self._inside += 1
+        self._alone = alone
+        return True

@@ -16,7 +16,7 @@ from storage.retry import patiently
 from storage.store.store import Store
 from workers.chunks.chunk import ChunkOutcome, ChunkStatus, fail_job, is_suspect, process_chunk
 from workers.chunks.pulse import Pulse
-from workers.chunks.turns import Company
+from workers.chunks.turns import Turns
 from workers.errors import LOAD_FAILED, GaveUp
 from workers.hosting.interface import EngineFactory, real_engine
 from workers.hosting.shared import EngineHosts
@@ -44,7 +44,7 @@ class Worker:
         self.stop = threading.Event()
         self.busy = 0
         """Chunks in hand."""
-        self._company = Company()
+        self._turns = Turns()
         self._counting = threading.Lock()
         self._pulse = Pulse(store, self.hosts, self.id, job_id=job_id)
 
@@ -85,7 +85,7 @@ class Worker:
         """
         seconds = float(job.spec.get("lease_seconds") or 60.0)
         try:
-            with self._company.enter(alone=False, give_up=self.stop.is_set):
+            with self._turns.enter(alone=False, give_up=self.stop.is_set):
                 if self.stop.is_set():
                     raise Draining
                 chunk = patiently(lambda: claim(seconds), self.stop.is_set)
@@ -99,7 +99,7 @@ class Worker:
         except GaveUp as error:
             raise Draining from error
         try:
-            with self._company.enter(alone=True, give_up=self.stop.is_set):
+            with self._turns.enter(alone=True, give_up=self.stop.is_set):
                 again = self.store.chunks.claim(released, self.id, seconds)
                 return ChunkOutcome(ChunkStatus.LOST) if again is None else self._process(job, again)
         except GaveUp:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from storage.retry import LOOK_SECONDS
 from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import EngineError
 from workers.errors import GaveUp, LoadFailed
 from workers.hosting.host import EngineHost
 from workers.hosting.interface import EngineFactory, real_engine
+from workers.line import Line
 
 logger = logging.getLogger(__name__)
-
-_POLL_SECONDS = 0.1
 
 
 class EngineHosts:
@@ -27,8 +26,7 @@ class EngineHosts:
         self.before_stop: Callable[[EngineHost], None] = lambda host: None
         """Called with every engine that was loaded, before it is stopped or replaced, a broken one too."""
         self._factory = factory
-        self._changed = threading.Condition()
-        self._line: deque[object] = deque()
+        self._line = Line()
         self._slot: _Slot | None = None
 
     @contextmanager
@@ -38,18 +36,17 @@ class EngineHosts:
         Raises the `EngineError` of loading the engine, `LoadFailed` for whatever else that raised, and `GaveUp` as soon
         as `give_up()` is true while waiting; a load that has begun goes on for those who come later.
         """
-        slot = self._enter(config, give_up)
+        slot = self._line.wait(lambda: self._join(config), give_up, "another engine was still in use")
         try:
-            while not slot.ready.wait(_POLL_SECONDS):
+            while not slot.ready.wait(LOOK_SECONDS):
                 if give_up():
                     raise GaveUp("the engine was still loading")
             if slot.error is not None:
                 raise slot.error
             yield slot.host
         finally:
-            with self._changed:
+            with self._line.changing():
                 slot.users -= 1
-                self._changed.notify_all()
 
     @property
     def running(self) -> EngineHost | None:
@@ -65,32 +62,17 @@ class EngineHosts:
 
     def close(self) -> None:
         """Stop the engine. Nobody may use it any more."""
-        with self._changed:
+        with self._line.changing():
             slot, self._slot = self._slot, None
         if slot is not None:
             slot.stop(self.before_stop)
 
-    def _enter(self, config: EngineConfig, give_up: Callable[[], bool]) -> _Slot:
-        ticket = object()
-        with self._changed:
-            self._line.append(ticket)
-            try:
-                while not (self._line[0] is ticket and self._free_for(config)):
-                    if give_up():
-                        raise GaveUp("another engine was still in use")
-                    self._changed.wait(_POLL_SECONDS)
-                return self._join(config)
-            finally:
-                self._line.remove(ticket)
-                self._changed.notify_all()
-
-    def _free_for(self, config: EngineConfig) -> bool:
-        slot = self._slot
-        return slot is None or slot.users == 0 or (slot.usable and slot.host.config == config)
-
-    def _join(self, config: EngineConfig) -> _Slot:
+    def _join(self, config: EngineConfig) -> _Slot | None:
+        """A place at an engine of this configuration; None while another one is in use."""
         slot = self._slot
         if slot is None or not slot.usable or slot.host.config != config:
+            if slot is not None and slot.users:
+                return None
             slot = self._slot = _Slot(EngineHost(config, factory=self._factory), slot, self.before_stop)
         slot.users += 1
         return slot

@@ -18,6 +18,7 @@ from celery.signals import after_setup_logger, after_setup_task_logger, worker_s
 from storage.redaction import redact_logs, redacted
 from storage.store.store import Store
 from storage.wire import broker_settings
+from workers import CHUNKS_IN_FLIGHT
 from workers.chunks.worker import Worker
 from workers.hosting.interface import EngineFactory, real_engine, without_remote_code
 from workers.queue.messages import HintConsumer, harden_transports
@@ -25,13 +26,6 @@ from workers.queue.redis_window import mend_window
 from workers.queue.tasks import register
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_CONCURRENCY = 3
-"""Chunks at a time: while one runs out of rows the others keep the running batch full."""
-
-STORE_PATIENCE = 5.0
-"""Seconds that one call waits for a store that is down: less than `STOP_SECONDS`, so that a signal is heard in time.
-Between such calls the chunks see to it themselves that a store may be away for longer (`storage.retry`)."""
 
 STOP_SECONDS = 8.0
 """After SIGTERM a worker that is not through by then ends at once; leases and messages come back by themselves."""
@@ -63,14 +57,15 @@ def create_app(broker_url: str, overrides: Mapping[str, Any] | None = None) -> C
 def run_worker(
     broker_url: str,
     store: Store,
-    concurrency: int = DEFAULT_CONCURRENCY,
+    concurrency: int = CHUNKS_IN_FLIGHT,
     *,
     allow_remote_code: bool = False,
     loglevel: str = "INFO",
     factory: EngineFactory = real_engine,
     overrides: Mapping[str, Any] | None = None,
 ) -> int:
-    """Process chunks of a store (opened with `STORE_PATIENCE`) until SIGTERM or SIGINT; returns the exit code.
+    """Process chunks of a store until SIGTERM or SIGINT; returns the exit code. The store is opened with
+    `SERVICE_PATIENCE`, which is less than `STOP_SECONDS`, so that a signal is heard in time.
 
     On a signal it takes no more chunks, records what finished, releases its leases and returns within `STOP_SECONDS`;
     past that it ends the process. Call it from the main thread.

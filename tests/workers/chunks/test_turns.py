@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from workers.chunks.turns import Company
+from workers.chunks.turns import Turns
 from workers.errors import GaveUp
 
 
@@ -19,26 +19,26 @@ def at_once() -> bool:
 
 
 def test_others_share() -> None:
-    company = Company()
-    with company.enter(alone=False, give_up=never), company.enter(alone=False, give_up=at_once):
+    turns = Turns()
+    with turns.enter(alone=False, give_up=never), turns.enter(alone=False, give_up=at_once):
         pass
 
 
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
 def test_one_that_has_to_be_alone_is(first: bool, second: bool) -> None:
-    company = Company()
+    turns = Turns()
     with (
-        company.enter(alone=first, give_up=never),
+        turns.enter(alone=first, give_up=never),
         pytest.raises(GaveUp),
-        company.enter(alone=second, give_up=at_once),
+        turns.enter(alone=second, give_up=at_once),
     ):
         pass
-    with company.enter(alone=second, give_up=at_once):
+    with turns.enter(alone=second, give_up=at_once):
         pass
 
 
 def test_newcomers_wait_behind_the_one_that_has_to_be_alone() -> None:
-    company, order = Company(), []
+    turns, order = Turns(), []
     waiting = threading.Event()
 
     def enter(name: str, alone: bool) -> None:
@@ -46,11 +46,11 @@ def test_newcomers_wait_behind_the_one_that_has_to_be_alone() -> None:
             waiting.set()
             return False
 
-        with company.enter(alone=alone, give_up=give_up):
+        with turns.enter(alone=alone, give_up=give_up):
             order.append(name)
 
     threads = []
-    with company.enter(alone=False, give_up=never):
+    with turns.enter(alone=False, give_up=never):
         for name, alone in (("suspect", True), ("newcomer", False)):
             waiting.clear()
             threads.append(threading.Thread(target=enter, args=(name, alone)))
