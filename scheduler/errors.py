@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from storage.errors import FAILED, USAGE, NightdraftError
 from storage.suggest import did_you_mean
 
 MAX_SHOWN = 10
 
 
-class SchedulerError(Exception):
+class SchedulerError(NightdraftError):
     """Base of everything that the scheduler raises on purpose."""
+
+    exit_code = USAGE
 
 
 class InvalidInput(SchedulerError):
@@ -62,9 +65,13 @@ class WrongState(SchedulerError):
 class BrokerUnavailable(SchedulerError):
     """The broker did not take or answer a request. Nothing is lost: SQL knows what has to be sent again."""
 
+    exit_code = FAILED
+
 
 class BrokerRefused(BrokerUnavailable):
     """The broker does not take this user or password, or there is no such host: a slip in its URL, most likely."""
+
+    exit_code = USAGE
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

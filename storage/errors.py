@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+FAILED, USAGE = 1, 2
+"""Exit codes of a command: something failed that may work another time; the input or the command must change."""
 
-class StorageError(Exception):
+
+class NightdraftError(Exception):
+    """Base of every error that a package raises on purpose: its message is one line for the user."""
+
+    exit_code = FAILED
+    """What a command ends with that meets it."""
+
+
+class StorageError(NightdraftError):
     """Base of every error that the store raises on purpose."""
+
+    exit_code = USAGE
 
 
 class StoreUnavailable(StorageError):
     """The database cannot be reached, or this machine cannot use it."""
+
+    exit_code = FAILED
 
 
 class StoreFull(StoreUnavailable):
@@ -17,6 +31,8 @@ class StoreFull(StoreUnavailable):
 
 class StoreFailed(StorageError):
     """The database refuses a statement, and would again: no permission, a damaged file, a table that is missing."""
+
+    exit_code = FAILED
 
 
 class InvalidStore(StorageError):
@@ -42,6 +58,8 @@ class JobExists(StorageError):
 class InvalidPlan(StorageError):
     """The chunks of a new job do not cover its rows exactly once, in order."""
 
+    exit_code = FAILED
+
 
 class UnstorableText(StorageError):
     """A job's name or spec has characters that a database cannot hold."""
@@ -58,6 +76,8 @@ class JobStopped(StorageError):
 class LeaseLost(StorageError):
     """The chunk's epoch moved on: another worker has it, or it was reaped or cancelled. Nothing was written."""
 
+    exit_code = FAILED
+
 
 class InvalidResult(StorageError):
     """A result contradicts itself: statistics that do not add up, or an error without a code."""
@@ -65,6 +85,8 @@ class InvalidResult(StorageError):
 
 class ChunkIncomplete(StorageError):
     """A chunk cannot be finished: some (row, sample) of it has no record yet."""
+
+    exit_code = FAILED
 
 
 class InputChanged(StorageError):
@@ -77,6 +99,8 @@ class UnusableOutput(StorageError):
 
 class OutputFailed(StorageError):
     """Writing a file failed half way: no space is left, or the disk fails. Nothing of it stays."""
+
+    exit_code = FAILED
 
 
 class InvalidQuery(StorageError):

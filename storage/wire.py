@@ -10,6 +10,7 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from storage.errors import USAGE, NightdraftError
 from storage.redaction import is_secret, redacted
 
 TASK_NAME = "nightdraft.process_chunk"
@@ -36,8 +37,10 @@ QUERY_KEYS = ("connect_timeout", "heartbeat", "login_method", "queue")
 """What may stand behind the "?" of a broker URL, beside ssl_*; a failover list has it behind any of its URLs."""
 
 
-class UnsupportedBroker(ValueError):
+class UnsupportedBroker(NightdraftError, ValueError):
     """The broker URL is wrong, or has a scheme that nightdraft does not support; the message says what it may be."""
+
+    exit_code = USAGE
 
 
 def broker_settings(url: str) -> dict[str, Any]:

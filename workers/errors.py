@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from storage.errors import USAGE, NightdraftError
 from workers.engine.api.errors import EngineError
-
-LOAD_FAILED = "load_failed"
-"""Error code of a job whose engine cannot be loaded, for a reason that the engine has no name for."""
 
 
 class BadRow(Exception):
@@ -16,15 +14,20 @@ class BadRow(Exception):
         self.code = code
 
 
-class InvalidSpec(ValueError):
+class InvalidSpec(NightdraftError, ValueError):
     """The stored job spec cannot be run: the message names the section and the key. Ends the job."""
 
+    code = "invalid_spec"
+    exit_code = USAGE
 
-class UnreadableInput(Exception):
+
+class UnreadableInput(NightdraftError):
     """An input file is missing, cannot be opened here, or is no longer the file that was submitted. Ends the job."""
 
+    exit_code = USAGE
 
-class EngineFailed(Exception):
+
+class EngineFailed(NightdraftError):
     """The engine broke while it ran (not while it answered one request). The next chunk gets a fresh engine.
 
     `code` is what broke it, by the name that a stored error has.
@@ -35,8 +38,11 @@ class EngineFailed(Exception):
         self.code = code
 
 
-class LoadFailed(Exception):
+class LoadFailed(NightdraftError):
     """The engine could not be loaded, for a reason that may be this machine's own: memory, a device, a broken file."""
+
+    code = "load_failed"
+    exit_code = USAGE
 
 
 class GaveUp(Exception):

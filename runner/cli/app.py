@@ -11,8 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from runner.cli import database, drafts, export, jobs, query, run, services, submit
-from runner.cli.exits import exit_code
-from runner.errors import ExitCode
+from runner.errors import ExitCode, exit_code
 from runner.output.console import error_console, visible
 from storage.redaction import redacted
 

@@ -20,7 +20,7 @@ from workers.chunks.chunk import ChunkStatus, fail_job
 from workers.chunks.worker import Draining, Worker
 from workers.engine.api import phases
 from workers.engine.api.errors import EngineStopped
-from workers.errors import LOAD_FAILED, EngineFailed, LoadFailed
+from workers.errors import EngineFailed, LoadFailed
 
 if TYPE_CHECKING:
     from storage.store.reaping import Reaped
@@ -186,7 +186,7 @@ class LocalRun:
         if self._store.telemetry.activity(self._job.id).num_chunks:
             raise LoadFailed(f"{reason}; job {self._job.name} goes on in another process")
         again = f"once that is mended, the same command or `nightdraft resume {self._job.name}` goes on"
-        fail_job(self._store, self._job, LOAD_FAILED, f"the engine could not be loaded: {reason}; {again}")
+        fail_job(self._store, self._job, LoadFailed.code, f"the engine could not be loaded: {reason}; {again}")
 
     def _summary(self) -> JobSummary:
         return summarise(self._store.jobs.get(self._job.id), self._store.jobs.progress(self._job.id))

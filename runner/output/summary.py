@@ -12,12 +12,12 @@ from scheduler.daemon.recovery import as_seen
 from storage.records import TOKEN_COUNTS, Counts, Job, JobProgress, JobState
 from storage.redaction import redacted
 from workers.engine.api.errors import InvalidConfig, ModelNotFound, UnsupportedModel
-from workers.errors import LOAD_FAILED
+from workers.errors import InvalidSpec, LoadFailed
 
 if TYPE_CHECKING:
     from storage.store.store import Store
 
-CONFIG_ERRORS = (ModelNotFound.code, UnsupportedModel.code, InvalidConfig.code, "invalid_spec", LOAD_FAILED)
+CONFIG_ERRORS = tuple(error.code for error in (ModelNotFound, UnsupportedModel, InvalidConfig, InvalidSpec, LoadFailed))
 """Error codes of a job that says something that no worker can do."""
 
 _SHOWN_COUNTS = ("num_ok", "num_errors", *TOKEN_COUNTS)

@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from runner.cli import app
-from runner.cli.exits import exit_code
-from runner.errors import ExitCode, SpecError, UsageError
+from runner.errors import ExitCode, SpecError, UsageError, exit_code
 from scheduler.errors import BrokerUnavailable, InvalidInput
 from storage.errors import InvalidStore, StoreUnavailable, UnknownJob
 from workers.engine.api.errors import EngineStopped, InvalidConfig, ModelNotFound

@@ -70,7 +70,7 @@ def process_chunk(
     try:
         settings = JobSettings.from_job(job)
     except InvalidSpec as error:
-        fail_job(store, job, "invalid_spec", str(error))
+        fail_job(store, job, InvalidSpec.code, str(error))
         store.chunks.release(chunk.lease)
         return ChunkOutcome(ChunkStatus.JOB_FAILED, error=str(error))
     return _process(_Chunk(store, hosts, job, chunk, settings, worker_id, stop))
@@ -148,7 +148,7 @@ class _Run:
         except (ModelNotFound, UnsupportedModel, InvalidConfig) as error:
             return self._job_failed(error.code, f"worker {self._work.worker_id}: {error}")
         except InvalidSpec as error:
-            return self._job_failed("invalid_spec", str(error))
+            return self._job_failed(InvalidSpec.code, str(error))
         except UnreadableInput as error:
             return self._job_failed("unreadable_input", f"worker {self._work.worker_id}: {error}")
         except LeaseLost:

@@ -17,7 +17,7 @@ from storage.store.store import Store
 from workers.chunks.chunk import ChunkOutcome, ChunkStatus, fail_job, is_suspect, process_chunk
 from workers.chunks.pulse import Pulse
 from workers.chunks.turns import Turns
-from workers.errors import LOAD_FAILED, GaveUp
+from workers.errors import GaveUp, LoadFailed
 from workers.hosting.interface import EngineFactory, real_engine
 from workers.hosting.shared import EngineHosts
 
@@ -113,7 +113,7 @@ class Worker:
             failed >= LOADS
             and patiently(lambda: self.store.telemetry.activity(job.id), self.stop.is_set).num_chunks == 0
         ):
-            fail_job(self.store, job, LOAD_FAILED, f"worker {self.id}: {reason}, {failed} times in a row")
+            fail_job(self.store, job, LoadFailed.code, f"worker {self.id}: {reason}, {failed} times in a row")
         self.stop.wait(LOAD_PAUSE * failed)
 
     def _process(self, job: Job, chunk: Chunk) -> ChunkOutcome:

@@ -7,6 +7,8 @@ class EngineError(Exception):
     """Base of every error that the engine raises on purpose."""
 
     code = "engine_error"
+    exit_code = 1
+    """Of a command that meets it: 1, it failed; 2, the configuration must change."""
 
 
 class Refused(EngineError):
@@ -45,18 +47,21 @@ class UnsupportedModel(EngineError):
     """The model needs something that the chosen backend does not honour."""
 
     code = "unsupported_model"
+    exit_code = 2
 
 
 class ModelNotFound(EngineError):
     """No model under that directory, hub id, file or alias."""
 
     code = "model_not_found"
+    exit_code = 2
 
 
 class InvalidConfig(Refused):
     """An engine option is out of range, or two options contradict each other."""
 
     code = "invalid_config"
+    exit_code = 2
 
 
 class RemoteCodeRefused(InvalidConfig):
