@@ -23,7 +23,7 @@ from workers.hosting.shared import EngineHosts
 from workers.rows.read import Row, read_chunk
 from workers.rows.settings import JobSettings
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class ChunkStatus(StrEnum):
@@ -106,7 +106,7 @@ def _process(work: _Chunk) -> ChunkOutcome:
         # A lease that has run out is what the reaper counts as an attempt; a release would not count.
         patiently(lambda: store.chunks.heartbeat(chunk.lease, 0.0), work.stop.is_set)
     counts = f"{outcome.num_ok} ok, {outcome.num_errors} errors"
-    logger.info("chunk %d of job %s: %s, %s", chunk.id, work.job.name, outcome.status, counts)
+    log.info("chunk %d of job %s: %s, %s", chunk.id, work.job.name, outcome.status, counts)
     return outcome
 
 
@@ -140,10 +140,10 @@ class _Run:
         except _Interrupted as interruption:
             return self._released(interruption.status)
         except EngineFailed as error:
-            logger.error("chunk %d: the engine failed", self._chunk.id, exc_info=error)
+            log.error("chunk %d: the engine failed", self._chunk.id, exc_info=error)
             return self._failed(str(error))
         except LoadFailed as error:
-            logger.info("chunk %d: the engine could not be loaded", self._chunk.id, exc_info=error)
+            log.info("chunk %d: the engine could not be loaded", self._chunk.id, exc_info=error)
             return replace(self._released(ChunkStatus.NOT_LOADED), error=str(error))
         except (ModelNotFound, UnsupportedModel, InvalidConfig) as error:
             return self._job_failed(error.code, f"worker {self._work.worker_id}: {error}")
@@ -227,5 +227,5 @@ class _Run:
 
 def fail_job(store: Store, job: Job, code: str, message: str) -> None:
     """End a job that no worker could run, and say so in the log."""
-    logger.error("job %s cannot run: %s: %s", job.name, code, message)
+    log.error("job %s cannot run: %s: %s", job.name, code, message)
     store.jobs.fail(job.id, code, message)

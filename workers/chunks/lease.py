@@ -11,7 +11,7 @@ from storage.records import Lease
 from storage.retry import complain
 from storage.store.store import Store
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _BEATS_PER_LEASE = 3
 _LONGEST_PAUSE = 5.0
@@ -60,7 +60,7 @@ class LeaseKeeper:
             if self._beat():
                 expires = started + self._lease_seconds
             elif time.monotonic() >= expires:
-                logger.warning("chunk %d: the store was out of reach for a whole lease", self._lease.chunk_id)
+                log.warning("chunk %d: the store was out of reach for a whole lease", self._lease.chunk_id)
                 self._lost.set()
             if self.lost:
                 return
@@ -70,10 +70,10 @@ class LeaseKeeper:
         try:
             beat = self._store.chunks.heartbeat(self._lease, self._lease_seconds)
         except StoreUnavailable as error:
-            complain(logger, f"chunk {self._lease.chunk_id}: heartbeat failed, trying again: {error}")
+            complain(log, f"chunk {self._lease.chunk_id}: heartbeat failed, trying again: {error}")
             return False
         except StorageError as error:
-            complain(logger, f"chunk {self._lease.chunk_id}: the lease is lost: {error}")
+            complain(log, f"chunk {self._lease.chunk_id}: the lease is lost: {error}")
             self._lost.set()
             return False
         if not beat.alive:

@@ -19,7 +19,7 @@ from workers.errors import EngineFailed
 from workers.hosting.host import EngineHost
 from workers.hosting.shared import EngineHosts
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 PULSE_SECONDS = 5.0
 
@@ -57,7 +57,7 @@ class Pulse:
         try:
             self._store.telemetry.worker_gone(self._worker_id)
         except StorageError as error:
-            logger.warning("worker %s could not sign off: %s", self._worker_id, error)
+            log.warning("worker %s could not sign off: %s", self._worker_id, error)
 
     def _run(self) -> None:
         while True:
@@ -67,7 +67,7 @@ class Pulse:
                 if (host := self._hosts.running) is not None:
                     read_engine(self._store, self._worker_id, host)
             except StorageError as error:
-                complain(logger, f"worker {self._worker_id} could not report: {error}")
+                complain(log, f"worker {self._worker_id} could not report: {error}")
             if self._done.wait(self._seconds):
                 return
 
@@ -76,7 +76,7 @@ class Pulse:
         try:
             read_engine(self._store, self._worker_id, host)
         except StorageError as error:
-            logger.warning("worker %s could not record its engine's last counts: %s", self._worker_id, error)
+            log.warning("worker %s could not record its engine's last counts: %s", self._worker_id, error)
 
 
 def read_engine(store: Store, worker_id: str, host: EngineHost) -> None:

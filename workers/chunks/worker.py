@@ -21,7 +21,7 @@ from workers.errors import GaveUp, LoadFailed
 from workers.hosting.interface import EngineFactory, real_engine
 from workers.hosting.shared import EngineHosts
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 LOADS = 3
 """Loads in a row that fail here before the job is ended for it, unless others are at work on it."""
@@ -63,7 +63,7 @@ class Worker:
         try:
             job = patiently(lambda: self.store.jobs.get(message.job_id), self.stop.is_set)
         except UnknownJob:
-            logger.info("job %s is no longer in the store; its message is dropped", message.job_id)
+            log.info("job %s is no longer in the store; its message is dropped", message.job_id)
             return None
         hint = replace(message, job_id=job.id)  # one put in by hand may have the job's name
         outcome = self._take(job, lambda seconds: self.store.chunks.claim(hint, self.id, seconds))
@@ -108,7 +108,7 @@ class Worker:
     def _wait_after_failed_load(self, job: Job, reason: str) -> None:
         """Leave the job to others for a while. Where nobody else is at it either, it is the job's fault in the end."""
         failed = self.hosts.failed_loads
-        logger.error("worker %s could not load the engine of job %s: %s", self.id, job.name, reason)
+        log.error("worker %s could not load the engine of job %s: %s", self.id, job.name, reason)
         if (
             failed >= LOADS
             and patiently(lambda: self.store.telemetry.activity(job.id), self.stop.is_set).num_chunks == 0

@@ -15,7 +15,7 @@ from workers.hosting.host import EngineHost
 from workers.hosting.interface import EngineFactory, real_engine
 from workers.line import Line
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class EngineHosts:
@@ -122,4 +122,4 @@ def _stop_replaced(slot: _Slot, before_stop: Callable[[EngineHost], None]) -> No
     try:
         slot.stop(before_stop)
     except Exception:
-        logger.exception("the engine that is being replaced did not stop cleanly")
+        log.exception("the engine that is being replaced did not stop cleanly")

@@ -25,7 +25,7 @@ from workers.queue.messages import HintConsumer, harden_transports
 from workers.queue.redis_window import mend_window
 from workers.queue.tasks import register
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 STOP_SECONDS = 8.0
 """After SIGTERM a worker that is not through by then ends at once; leases and messages come back by themselves."""
@@ -86,7 +86,7 @@ def run_worker(
                 # Meant for workers that accept pickle; this one takes JSON only, and has no --uid, which it advises.
                 warnings.simplefilter("ignore", SecurityWarning)
                 controller = _controller(app, concurrency, loglevel)
-            logger.info("worker %s: broker %s, %d chunks at a time", worker.id, redacted(broker_url), concurrency)
+            log.info("worker %s: broker %s, %d chunks at a time", worker.id, redacted(broker_url), concurrency)
             controller.start()
             return int(controller.exitcode or 0)
         finally:
@@ -123,10 +123,10 @@ class _Drain:
         threading.Thread(target=self._see_to_it, name="drain", daemon=True).start()
 
     def _see_to_it(self) -> None:
-        logger.info("worker %s takes no more chunks and lets go of those in hand", self._worker.id)
+        log.info("worker %s takes no more chunks and lets go of those in hand", self._worker.id)
         time.sleep(STOP_SECONDS)
         # What keeps it is an engine that loads, or a long step; with no chunk in hand nothing is lost.
         held = self._worker.busy
-        logger.warning("worker %s ends after %g s with %d chunks in hand", self._worker.id, STOP_SECONDS, held)
+        log.warning("worker %s ends after %g s with %d chunks in hand", self._worker.id, STOP_SECONDS, held)
         logging.shutdown()
         os._exit(1 if held else 0)

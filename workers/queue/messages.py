@@ -24,7 +24,7 @@ from kombu.utils.json import dumps
 from storage.records import ChunkMessage
 from storage.wire import TASK_NAME
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 << 10
 """A hint has about a hundred."""
@@ -88,14 +88,14 @@ class HintConsumer(Consumer):  # type: ignore[misc]
         self._drop(message, exc)
 
     def _drop(self, message: Any, error: Exception) -> None:
-        logger.error(
+        log.error(
             "a message that is no chunk of ours was dropped: %s; headers %s, body %s",
             error,
             _shown(message.headers),
             _shown(message.body),
         )
         if not message.acknowledged:
-            message.ack_log_error(logger, self.connection_errors)
+            message.ack_log_error(log, self.connection_errors)
 
 
 def rewrite(message: Any, hint: ChunkMessage) -> None:
@@ -137,7 +137,7 @@ def _dropping(read: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return read(channel, **options)
         except _UNREADABLE as error:
-            logger.error("what the queue held is no message and was dropped: %s: %s", type(error).__name__, error)
+            log.error("what the queue held is no message and was dropped: %s: %s", type(error).__name__, error)
             return True
 
     return read_or_drop
@@ -149,7 +149,7 @@ def _lenient(load: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return load(message, class_id, buffer, offset)
         except Exception as error:
-            logger.error("a message whose properties cannot be read: %s: %s", type(error).__name__, error)
+            log.error("a message whose properties cannot be read: %s: %s", type(error).__name__, error)
             message.properties = {}
             return offset
 

@@ -22,7 +22,7 @@ from workers.rows.settings import JobSettings
 
 ELSEWHERE = "; add it with --row-method NAME, or set input.speculation_column if another column names the methods"
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,5 +136,5 @@ class Preparer:
 def _rejected(row: Row, error: Exception) -> RejectedRow:
     if isinstance(error, BadRow):
         return RejectedRow(row, error.code, str(error))
-    logger.error("row %d could not be prepared", row.index, exc_info=error)
+    log.error("row %d could not be prepared", row.index, exc_info=error)
     return RejectedRow(row, "preparation_failed", f"{type(error).__name__}: {error}")
