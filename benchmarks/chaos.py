@@ -34,12 +34,12 @@ import pyarrow.parquet as pq
 from celery import Celery
 from psycopg import sql
 
-from runner.spec.parse import JobSpec
 from scheduler.intake.dataset import inspect
 from scheduler.intake.submission import submit
 from storage.errors import StoreUnavailable
 from storage.records import ChunkState, Job
 from storage.retry import patiently
+from storage.spec import JobSpec
 from storage.store.store import Store
 from storage.wire import TASK_NAME, broker_settings
 from tests.system.light_engine import engine_for
@@ -338,7 +338,7 @@ class _Services(_Deployment):
         path = self.folder / "prompts.parquet"
         if not path.exists():
             pq.write_table(pa.table({"prompt": prompts}), path)
-        spec = JobSpec.model_validate(
+        spec = JobSpec.parse(
             {
                 "name": name,
                 "input": {"paths": [str(path)], "prompt_column": "prompt"},
@@ -349,7 +349,7 @@ class _Services(_Deployment):
                 "max_attempts": MAX_ATTEMPTS,
             }
         )
-        return patiently(lambda: submit(self.store, spec.to_dict(), inspect(spec.input_spec())).job, lambda: False)
+        return patiently(lambda: submit(self.store, spec, inspect(spec.input)).job, lambda: False)
 
     def _undisturbed(self, job: Job) -> list[str]:
         hosts = EngineHosts(engine_for)

@@ -16,11 +16,11 @@ from typing import Any
 
 import anyio
 
-from runner.spec.parse import JobSpec
 from scheduler.daemon.service import Scheduler
 from scheduler.intake.dataset import inspect
 from scheduler.intake.submission import submit
-from storage.records import ChunkMessage, InputSpec, Job
+from storage.records import ChunkMessage, Job
+from storage.spec import InputSpec, JobSpec
 from storage.store.store import Store
 
 TARGET = "scripted:eos_every=0,max_len=64"
@@ -63,8 +63,8 @@ def _peak_mib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
-def _spec(path: str) -> dict[str, Any]:
-    spec = JobSpec.model_validate(
+def _spec(path: str) -> JobSpec:
+    return JobSpec.parse(
         {
             "name": "benchmark",
             "input": {"paths": [path], "prompt_column": "prompt"},
@@ -73,7 +73,6 @@ def _spec(path: str) -> dict[str, Any]:
             "chat_template": False,
         }
     )
-    return spec.model_dump(mode="json")
 
 
 async def _dispatch(store: Store, job: Job) -> dict[str, Any]:

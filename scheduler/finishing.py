@@ -27,7 +27,7 @@ def stop_if_hopeless(store: Store, job: Job) -> bool:
 
     Only finished chunks count: their errors are final, while those of a chunk under retry may still turn into answers.
     """
-    limit = job.spec.get("max_error_rate")
+    limit = job.spec.max_error_rate
     if limit is None:
         return False
     done = store.jobs.done_counts(job.id)

@@ -89,5 +89,5 @@ def _still_cancelling(store: Store, job: Job, then: str) -> str:
     chunks = "1 chunk is" if held == 1 else f"{held} chunks are"
     return (
         f"job {job.name!r} is being cancelled, and {chunks} in the hands of workers: wait until it is cancelled (within"
-        f" {job.spec.get('lease_seconds') or 60:g} s, even if they died), then {then}"
+        f" {job.spec.lease_seconds:g} s, even if they died), then {then}"
     )

@@ -65,6 +65,14 @@ class UnstorableText(StorageError):
     """A job's name or spec has characters that a database cannot hold."""
 
 
+class RefusedSpec(StorageError):
+    """A job spec has a value, a key or a shape that no job can have. `problems` has one sentence for each."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problems))
+
+
 class JobNotFinished(StorageError):
     """The job has to be finished (or stopped) for this, and is not."""
 

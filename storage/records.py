@@ -7,6 +7,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from storage.spec import JobSpec
+
 
 class JobState(StrEnum):
     VALIDATING = "validating"
@@ -42,22 +44,6 @@ class RowStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class InputSpec:
-    """Which files are read and which columns mean what. Exactly one of the two text columns is set."""
-
-    paths: tuple[str, ...]
-    prompt_column: str | None = None
-    messages_column: str | None = None
-    id_column: str | None = None
-    sampling_column: str | None = None
-    """Per-row sampling parameters: a struct, a map or JSON text; None: the column `sampling_params` if there is one."""
-    speculation_column: str | None = None
-    """Per-row speculation method, by name; None: the column `speculation` if there is one and it is text."""
-    limit: int | None = None
-    """Only the first `limit` rows of the dataset."""
-
-
-@dataclass(frozen=True, slots=True)
 class InputFile:
     """One Parquet file as it was at submission; resuming against anything else is refused."""
 
@@ -85,8 +71,8 @@ class Job:
     id: str
     name: str
     state: JobState
-    spec: dict[str, Any]
-    """The job spec as submitted: sections input, engine, sampling and job-level fields."""
+    spec: JobSpec
+    """As submitted, its columns and its skip set settled."""
     spec_hash: str
     num_rows: int
     num_samples: int

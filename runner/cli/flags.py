@@ -18,7 +18,7 @@ from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.engine.api.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from runner.spec.parse import JobSpec
+    from storage.spec import JobSpec
 
 _SECTIONS: Mapping[str, type] = {
     "engine": EngineConfig,

@@ -10,9 +10,10 @@ from runner.drafts.prompts import Prompts, prepared_prompts
 from runner.errors import UsageError
 from runner.output.console import note, print_fields, print_json, print_rows
 from runner.paths import output_file, require_folder
-from runner.spec.parse import JobSpec
+from storage.spec import JobSpec
 from storage.suggest import did_you_mean
 from workers.engine.api.config import EngineConfig
+from workers.rows.settings import engine_config
 
 SHOWN_PATHS = 12
 REPORTED_CANDIDATES = 50
@@ -35,7 +36,7 @@ def calibrate(spec: JobSpec, *, batch: int | None, out: str | None, as_json: boo
     Raises `UsageError` for a method with nothing to calibrate and an `out` that cannot be written, and what the engine
     raises for models and options.
     """
-    config = spec.engine_config()
+    config = engine_config(spec)
     method = config.speculation.method
     if method not in CALIBRATED:
         near = did_you_mean(method, CALIBRATED)

@@ -10,7 +10,8 @@ from runner.drafts.prompts import prepared_prompts
 from runner.errors import ExitCode, UsageError
 from runner.output.console import counted, format_bytes, format_value, note, print_fields, print_json, print_rows
 from runner.output.draft_advice import NEAR_ZERO, likely_causes
-from runner.spec.parse import JobSpec
+from storage.spec import JobSpec
+from workers.rows.settings import engine_config
 
 if TYPE_CHECKING:
     from workers.engine.measure.check_draft import AcceptanceCounts, DraftReport
@@ -25,7 +26,7 @@ def check_draft(spec: JobSpec, *, batches: Sequence[int] | None, as_json: bool) 
     """
     from workers.engine.measure.check_draft import check_draft as measure
 
-    config = spec.engine_config()
+    config = engine_config(spec)
     if config.speculation.method == "none":
         raise UsageError("no way of drafting is named: add --draft MODEL or --method METHOD")
     prompts = prepared_prompts(spec)
@@ -44,7 +45,7 @@ def check_draft(spec: JobSpec, *, batches: Sequence[int] | None, as_json: bool) 
         _show(report)
         print(_recommended(report))
     if report.counts.tested and report.counts.intervals[0][1] < NEAR_ZERO:
-        causes = likely_causes(config.speculation, {"temperature": prompts.params.temperature})
+        causes = likely_causes(config.speculation, prompts.params.temperature)
         note(f"warning: next to no draft begins with a token that is accepted. {causes}")
     if report.identical or config.speculation.verify != "exact":
         return ExitCode.OK

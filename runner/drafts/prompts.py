@@ -8,36 +8,21 @@ from typing import TYPE_CHECKING
 
 from runner.errors import UsageError
 from runner.output.console import note
-from runner.spec.parse import JobSpec
 from scheduler.intake.dataset import Dataset, inspect
 from scheduler.intake.planning import plan_chunks
+from storage.spec import JobSpec
+from workers.engine.api.config import EngineConfig
 from workers.engine.api.sampling_params import SamplingParams
 from workers.rows.prepare import PreparedRow, Preparer, RejectedRow
-from workers.rows.read import Row, read_chunk
+from workers.rows.read import read_chunk
 from workers.rows.sampling import SamplingMerger
-from workers.rows.settings import JobSettings
+from workers.rows.settings import engine_config
 
 if TYPE_CHECKING:
     from workers.engine.models.executor import Model
 
 FEW = 16
 """Prompts below which what is measured says more about them than about the data they stand for."""
-
-
-def job_settings(spec: JobSpec, dataset: Dataset) -> JobSettings:
-    """Settings that a worker would read from the stored job."""
-    return JobSettings(
-        input=dataset.input,
-        engine=spec.engine_config(),
-        sampling=spec.sampling,
-        num_samples=spec.sampling["n"],
-        seed=spec.seed,
-        keep_token_ids=spec.keep_token_ids,
-        lease_seconds=spec.lease_seconds,
-        system_prompt=spec.system_prompt,
-        chat_template=spec.chat_template,
-        special_tokens_in_content=spec.special_tokens_in_content,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +41,12 @@ def prepared_prompts(spec: JobSpec) -> Prompts:
     """
     from workers.engine.models.loading.load import outline_model
 
-    dataset = inspect(spec.input_spec())
+    dataset = inspect(spec.input)
     # What is measured is one method, whichever the rows ask for.
-    dataset = replace(dataset, input=replace(dataset.input, speculation_column=None))
-    target = outline_model(spec.engine_config())
-    prepared = list(_prepared(spec, dataset, target))
+    spec = replace(spec, input=replace(dataset.input, speculation_column=None))
+    config = engine_config(spec)
+    target = outline_model(config)
+    prepared = list(_prepared(spec, dataset, config, target))
     rejected = [row for row in prepared if isinstance(row, RejectedRow)]
     prompts = [row.token_ids for row in prepared if isinstance(row, PreparedRow)]
     first = f"; the first: {rejected[0].code}, {rejected[0].message}" if rejected else ""
@@ -70,20 +56,17 @@ def prepared_prompts(spec: JobSpec) -> Prompts:
         note(f"{len(rejected)} of {len(prepared)} rows are left out, since they would become errors{first}")
     if len(prompts) < FEW:
         note(f"measured on {len(prompts)} prompts only: for a figure to go by, give at least {FEW} (rows, --limit)")
-    params = SamplingMerger(spec.sampling, spec.sampling["n"], target.tokenizer).merge(None)
+    params = SamplingMerger(spec, target.tokenizer).merge(None)
     return Prompts(prompts, replace(params, seed=spec.seed if params.seed is None else params.seed))
 
 
-def _prepared(spec: JobSpec, dataset: Dataset, target: Model) -> Iterator[PreparedRow | RejectedRow]:
+def _prepared(
+    spec: JobSpec, dataset: Dataset, config: EngineConfig, target: Model
+) -> Iterator[PreparedRow | RejectedRow]:
     from workers.engine.models.loading.load import context_length
 
-    settings = job_settings(spec, dataset)
-    preparer = Preparer(settings, target.tokenizer, context_length(settings.engine, target.executor))
-    for rows in _rows(dataset):
-        yield from preparer.prepare(rows)
-
-
-def _rows(dataset: Dataset) -> Iterator[list[Row]]:
+    preparer = Preparer(spec, config, target.tokenizer, context_length(config, target.executor))
     files = {file.index: file for file in dataset.files}
     for chunk in plan_chunks(dataset):
-        yield from read_chunk(files[chunk.file_index], chunk, dataset.input)
+        for rows in read_chunk(files[chunk.file_index], chunk, spec.input):
+            yield from preparer.prepare(rows)

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from runner.drafts.prompts import job_settings
 from runner.errors import ExitCode
 from runner.jobs.row_methods import with_row_methods
 from runner.output.console import console, print_fields, print_json, print_rows, visible
-from runner.spec.parse import JobSpec
 from scheduler.intake.dataset import Dataset, inspect
 from scheduler.intake.planning import default_chunk_rows, plan_chunks
-from workers.engine.api.config import OPTIONS_OF_CHOICES, OPTIONS_OF_METHODS, SpeculationConfig
+from storage.spec import JobSpec
+from workers.engine.api.config import OPTIONS_OF_CHOICES, OPTIONS_OF_METHODS, EngineConfig, SpeculationConfig
 from workers.engine.api.errors import EngineError
 from workers.rows.prepare import PreparedRow, Preparer, RejectedRow
 from workers.rows.prompts import PromptRenderer
 from workers.rows.read import Row, read_chunk
+from workers.rows.settings import engine_config, sampling_params
 
 if TYPE_CHECKING:
     from workers.engine.measure.preflight import Preflight
@@ -48,8 +48,8 @@ def show_dry_run(spec: JobSpec, *, as_json: bool) -> ExitCode:
     running. Returns the exit code: `FAILED_ROWS` when not one of the sampled rows could be answered."""
     from workers.engine.measure.preflight import Preflight
 
-    spec, dataset = with_row_methods(spec, inspect(spec.input_spec()))
-    result = dry_run(spec, dataset, Preflight(spec.engine_config()))
+    spec, dataset = with_row_methods(spec, inspect(spec.input))
+    result = dry_run(spec, dataset, Preflight(engine_config(spec)))
     if as_json:
         print_json({field: getattr(result, field) for field in DryRun.__dataclass_fields__})
     else:
@@ -59,9 +59,8 @@ def show_dry_run(spec: JobSpec, *, as_json: bool) -> ExitCode:
 
 def dry_run(spec: JobSpec, dataset: Dataset, engine: Preflight) -> DryRun:
     """Prepare a sample of the dataset exactly as a worker would, and refuse what its engine would refuse."""
-    settings = job_settings(spec, dataset)
-    preparer = Preparer(settings, engine.tokenizer, engine.max_model_len)
-    renderer = PromptRenderer(settings, engine.tokenizer)
+    preparer = Preparer(spec, engine.config, engine.tokenizer, engine.max_model_len)
+    renderer = PromptRenderer(spec, engine.tokenizer)
     prompts: list[dict[str, Any]] = []
     rejected: list[dict[str, Any]] = []
     histogram: Counter[int] = Counter()
@@ -80,7 +79,7 @@ def dry_run(spec: JobSpec, dataset: Dataset, engine: Preflight) -> DryRun:
                 prompts.append(
                     {"row_index": row.index, "num_tokens": len(prepared.token_ids), "text": renderer.render(row.text)}
                 )
-    plan = _plan(spec, dataset, engine.max_model_len, engine.config.speculation)
+    plan = _plan(spec, dataset, engine.max_model_len, engine.config)
     return DryRun(plan, prompts, sampled, dict(sorted(histogram.items())), rejected)
 
 
@@ -97,24 +96,25 @@ def _admitted(prepared: PreparedRow | RejectedRow, engine: Preflight, job_seed: 
     return prepared
 
 
-def _plan(spec: JobSpec, dataset: Dataset, max_model_len: int, speculation: SpeculationConfig) -> dict[str, Any]:
+def _plan(spec: JobSpec, dataset: Dataset, max_model_len: int, config: EngineConfig) -> dict[str, Any]:
     # A prompt has a token at least.
-    per_row = min(spec.sampling["max_tokens"], max_model_len - 1)
+    params = sampling_params(spec)
+    per_row = min(params.max_tokens, max_model_len - 1)
     notes = list(dataset.notes)
-    if per_row < spec.sampling["max_tokens"]:
-        notes.append(f"max_tokens {spec.sampling['max_tokens']} is beyond the context: answers end where that does")
+    if per_row < params.max_tokens:
+        notes.append(f"max_tokens {params.max_tokens} is beyond the context: answers end where that does")
     return {
         "job": spec.name,
         "files": len(dataset.files),
         "rows": dataset.num_rows,
-        "samples per row": spec.sampling["n"],
-        "text column": dataset.input.prompt_column or dataset.input.messages_column,
+        "samples per row": params.n,
+        "text column": dataset.input.text_column,
         "rows per chunk": spec.chunk_rows or default_chunk_rows(dataset),
         "chunks": sum(1 for _ in plan_chunks(dataset, spec.chunk_rows)),
-        "output tokens at most": dataset.num_rows * spec.sampling["n"] * per_row,
-        "target": spec.engine["target"],
+        "output tokens at most": dataset.num_rows * params.n * per_row,
+        "target": config.target,
         "context, tokens": max_model_len,
-        **_speculation(speculation),
+        **_speculation(config.speculation),
         **({"notes": notes} if notes else {}),
     }
 

@@ -28,7 +28,7 @@ def export_to(
     job = as_seen(store, job)
     if not partial and job.state is JobState.IN_PROGRESS and store.telemetry.activity(job.id).nobody:
         raise UsageError(f"job {job.name} was interrupted, and {nobody_works(job.name)}")
-    if token_ids and not job.spec.get("keep_token_ids"):
+    if token_ids and not job.spec.keep_token_ids:
         raise UsageError(f"job {job.name} kept no token ids; submit it with keep_token_ids: true")
     require_folder(require_parquet(output_file(out)))
     return export_job(store, job.id, out, token_ids=token_ids, partial=partial, force=force)

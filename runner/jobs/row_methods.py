@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runner.errors import SpecError
-from runner.spec.parse import JobSpec
 from scheduler.intake.distinct import MOST_VALUES, distinct_texts
+from storage.spec import JobSpec
 from storage.suggest import did_you_mean
 from workers.engine.api.config import METHODS
 from workers.engine.api.errors import Refused
+from workers.rows.settings import engine_config, with_engine
 
 if TYPE_CHECKING:
     from scheduler.intake.dataset import Dataset
@@ -21,29 +22,25 @@ MOST_CHARACTERS = 60
 
 
 def with_row_methods(spec: JobSpec, dataset: Dataset) -> tuple[JobSpec, Dataset]:
-    """The spec with the methods of its speculation column among its `row_methods`.
+    """The spec with its columns settled, and with the methods of its speculation column among its `row_methods`.
 
     A column that was found by its name and holds nothing like a method is carried instead, and a note says so. Raises
     `SpecError` for a name that is no method, or for a method that the job lacks something for; where the job lists
     row methods, such rows are errors of their own instead.
     """
+    named, spec = spec.input.speculation_column, replace(spec, input=dataset.input)
     column = dataset.input.speculation_column
     if column is None:
         return spec, dataset
-    config = spec.engine_config().speculation
+    engine = engine_config(spec)
+    config = engine.speculation
     found = distinct_texts(dataset, column)
     asked = [name for name in found if name in METHODS]
     unknown = [name for name in found if name not in METHODS]
-    if (
-        found
-        and not asked
-        and spec.input.speculation_column is None
-        and not any(did_you_mean(n, METHODS) for n in found)
-    ):
+    if found and not asked and named is None and not any(did_you_mean(n, METHODS) for n in found):
         note = f"column {column!r} names no speculation method, so that it is carried like any other"
-        return spec, replace(
-            dataset, input=replace(dataset.input, speculation_column=None), notes=(*dataset.notes, note)
-        )
+        carried = replace(dataset.input, speculation_column=None)
+        return replace(spec, input=carried), replace(dataset, input=carried, notes=(*dataset.notes, note))
     if unknown and not config.row_methods:
         raise SpecError(*_unknown(column, unknown))
     added = _added(config, [name for name in asked if name not in config.methods], column)
@@ -52,8 +49,7 @@ def with_row_methods(spec: JobSpec, dataset: Dataset) -> tuple[JobSpec, Dataset]
         names = ", ".join(map(_quoted, failing[:MOST_SHOWN])) + (", ..." if len(failing) > MOST_SHOWN else "")
         note = f"rows that ask for the speculation method {names} in column {column!r} will be errors: the job has none"
         dataset = replace(dataset, notes=(*dataset.notes, note))
-    speculation = {**spec.engine["speculation"], "row_methods": list(added.row_methods)}
-    return spec.model_copy(update={"engine": {**spec.engine, "speculation": speculation}}), dataset
+    return with_engine(spec, replace(engine, speculation=added)), dataset
 
 
 def _added(config: SpeculationConfig, methods: list[str], column: str) -> SpeculationConfig:

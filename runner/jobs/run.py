@@ -15,10 +15,10 @@ from runner.output.logs import logging_to_stderr
 from runner.output.progress import make_display
 from runner.output.summary import exit_code_of, summary_of
 from runner.paths import output_file, require_folder, require_no_input
-from runner.spec.parse import JobSpec
 from runner.stores import open_store
 from storage.files.export import require_replaceable
 from storage.records import Job, JobState
+from storage.spec import JobSpec
 from storage.store.store import SERVICE_PATIENCE, Store
 
 
@@ -67,5 +67,5 @@ def _export(store: Store, job: Job, path: str, *, force: bool) -> None:
     if job.state is not JobState.COMPLETED:
         note(f"not exported, since the job is {job.state}; see: nightdraft export {job.name} --partial --out {path}")
         return
-    export_to(store, job, path, token_ids=bool(job.spec.get("keep_token_ids")), force=force)
+    export_to(store, job, path, token_ids=job.spec.keep_token_ids, force=force)
     note(f"results: {path}")

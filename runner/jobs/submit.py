@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runner.drafts.prompts import job_settings
 from runner.jobs.row_methods import with_row_methods
 from runner.output.console import note
-from runner.spec.parse import JobSpec, default_spec
+from runner.spec.parse import default_spec
 from scheduler.intake.dataset import inspect
 from scheduler.intake.submission import submit
 from storage.records import JobState
+from storage.spec import JobSpec
 from workers.engine.api.errors import InvalidConfig, ModelNotFound, NoSkipSet, PromptTooLong
 from workers.engine.api.request import Request
 from workers.engine.api.sampling_params import SamplingParams
 from workers.engine.speculators.self.skip_file import SkipFile, a_file_decides
 from workers.rows.prompts import PromptRenderer, require_sense
+from workers.rows.settings import engine_config, sampling_params, with_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,25 +28,24 @@ if TYPE_CHECKING:
     from storage.store.store import Store
     from workers.engine.api.config import EngineConfig
     from workers.engine.measure.preflight import Preflight
-    from workers.rows.settings import JobSettings
 
 
 LOSSY = "typical"
 """The verification rule that changes the distribution of the answers."""
 
 
-def warn_if_lossy(spec: JobSpec) -> None:
+def warn_if_lossy(config: EngineConfig) -> None:
     """Say that a verification rule changes what the model would answer, if it does."""
-    if spec.engine_config().speculation.verify == LOSSY:
+    if config.speculation.verify == LOSSY:
         note(
             f"warning: verify {LOSSY} is lossy: the answers are not distributed as the target's own. The stored method"
             f" of every row ends in /{LOSSY}; docs/verification.md has the rules that keep the distribution"
         )
 
 
-def warn_of_remote_code(spec: JobSpec) -> None:
+def warn_of_remote_code(config: EngineConfig) -> None:
     """Say that code which comes with the models will run, if it may."""
-    if spec.engine_config().trust_remote_code:
+    if config.trust_remote_code:
         note(
             "warning: engine.trust_remote_code is set: Python code that comes with the target or its draft runs on"
             " every worker which allows that, with all that the worker's user may do"
@@ -62,49 +62,47 @@ def submit_job(store: Store, spec: JobSpec, *, new: bool = False, models_here: b
     Raises `InvalidInput`, `InvalidJob`, `SpecChanged`, `InputChanged`, `WrongState`, `InvalidConfig`, `InvalidSpec`
     when no row's text could be made, and with `models_here` what `Preflight` raises, each naming what is wrong.
     """
-    spec, dataset = with_row_methods(spec, inspect(spec.input_spec()))
+    spec, dataset = with_row_methods(spec, inspect(spec.input))
     for remark in dataset.notes:
         note(f"note: {remark}")
-    warn_if_lossy(spec)
-    warn_of_remote_code(spec)
+    config = engine_config(spec)
+    warn_if_lossy(config)
+    warn_of_remote_code(config)
     known = None if new or spec.name is None else store.jobs.find(spec.name)
     complete = known is not None and known.state is JobState.COMPLETED
-    settings = job_settings(spec, dataset)
-    require_sense(settings)
-    settle = partial(_for_this_machine, settings) if models_here and not complete else _for_any_machine
-    spec = _settled(spec, known, settle)
-    return submit(store, spec.to_dict(), dataset, new=new, defaults=default_spec())
+    require_sense(spec)
+    settle = partial(_for_this_machine, spec) if models_here and not complete else _for_any_machine
+    spec = with_engine(spec, _settled(config, known, settle))
+    return submit(store, spec, dataset, new=new, defaults=default_spec())
 
 
-def _settled(spec: JobSpec, known: Job | None, settle: Callable[[EngineConfig], EngineConfig]) -> JobSpec:
-    """The spec with the skip set that a file decides. A job that is there already has its own, and needs no file."""
-    config = spec.engine_config()
+def _settled(config: EngineConfig, known: Job | None, settle: Callable[[EngineConfig], EngineConfig]) -> EngineConfig:
+    """The engine with the skip set that a file decides. A job that is there already has its own, and needs no file."""
     try:
-        config = settle(config)
+        return settle(config)
     except NoSkipSet as error:
-        skip = known.spec["engine"]["speculation"].get("skip") if known else None
+        skip = engine_config(known.spec).speculation.skip if known else None
         if known is None or skip is None:
             raise
         note(f"{error}; job {known.name} goes on with the skip set that it was submitted with")
-        config = settle(_skipping(config, skip))
-    return spec.model_copy(update={"engine": asdict(config)})
+        return settle(_skipping(config, skip))
 
 
-def _for_this_machine(settings: JobSettings, config: EngineConfig) -> EngineConfig:
+def _for_this_machine(spec: JobSpec, config: EngineConfig) -> EngineConfig:
     from workers.engine.measure.preflight import Preflight
 
     engine = Preflight(config)
-    PromptRenderer(settings, engine.tokenizer)
-    _require_room(settings, engine)
+    PromptRenderer(spec, engine.tokenizer)
+    _require_room(spec, engine)
     return engine.config
 
 
-def _require_room(settings: JobSettings, engine: Preflight) -> None:
+def _require_room(spec: JobSpec, engine: Preflight) -> None:
     """Raise `InvalidConfig` when the KV cache is too small for any row of the job. Rows with parameters of their own
     may ask for less."""
-    if settings.input.sampling_column is not None:
+    if spec.input.sampling_column is not None:
         return
-    shortest = Request("", [0], SamplingParams(max_tokens=settings.sampling["max_tokens"]))
+    shortest = Request("", [0], SamplingParams(max_tokens=sampling_params(spec).max_tokens))
     try:
         engine.check(shortest)
     except PromptTooLong as error:

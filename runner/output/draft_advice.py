@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workers.engine.api.config import MAX_TREE_NODES, SpeculationConfig
+from workers.rows.settings import engine_config, sampling_params
 
 if TYPE_CHECKING:
     from storage.records import Counts, Job
@@ -36,23 +37,22 @@ _CAUSES = {
 
 def draft_warning(job: Job, counts: Counts) -> str | None:
     """One sentence when next to none of a job's drafted tokens were accepted; None where they were, or were too few."""
-    options = job.spec.get("engine", {}).get("speculation") or {}
-    config = SpeculationConfig(**options)
+    config = engine_config(job.spec).speculation
     drafted, accepted = counts.num_draft_tokens, counts.num_accepted_draft_tokens
     whole = drafted / _largest_draft(config)
     if whole < FEWEST_DRAFTS or accepted >= NEAR_ZERO * whole:
         return None
     return (
         f"of {drafted:,} drafted tokens {accepted:,} were accepted: drafting only cost time. "
-        f"{likely_causes(config, job.spec.get('sampling', {}))}"
+        f"{likely_causes(config, sampling_params(job.spec).temperature)}"
     )
 
 
-def likely_causes(config: SpeculationConfig, sampling: dict[str, Any]) -> str:
+def likely_causes(config: SpeculationConfig, temperature: float) -> str:
     """What the methods of a job suggest, in one sentence."""
     causes = [cause for method in config.methods for cause in _CAUSES.get(method, ())]
-    if (sampling.get("temperature") or 0) > 1:
-        causes.append(f"the temperature of {sampling['temperature']:g} leaves little to foresee")
+    if temperature > 1:
+        causes.append(f"the temperature of {temperature:g} leaves little to foresee")
     return f"Likely causes: {'; '.join(causes)}"
 
 

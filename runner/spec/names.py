@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from runner.spec.parse import JobSpec, default_spec
+from runner.spec.parse import default_spec
+from storage.spec import JobSpec
 
 
 def with_name(spec: JobSpec) -> JobSpec:
     """The spec with its own name, or with one derived from its input and its content."""
-    return spec if spec.name else spec.model_copy(update={"name": derive_name(spec)})
+    return spec if spec.name else replace(spec, name=derive_name(spec))
 
 
 def derive_name(spec: JobSpec) -> str:
     """`<first input>-<target>-<8 hex digits of what differs from the defaults>`, in lower case."""
     stem = _word(spec.input.paths[0].rstrip("/"))
     target = str(spec.engine["target"])
-    given = _given(spec.to_dict(), default_spec())
+    given = _given(spec.to_json(), default_spec().to_json())
     digest = hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=4).hexdigest()
     return f"{stem}-{_word(target)}-{digest}"
 

@@ -11,7 +11,8 @@ import yaml
 from runner.errors import SpecError, UsageError
 from runner.spec.job_file import absolute_paths, load_yaml, merge, read_spec_file
 from runner.spec.names import with_name
-from runner.spec.parse import JobSpec, parse_spec, row_methods
+from runner.spec.parse import parse_spec, row_methods
+from storage.spec import JobSpec
 from workers.engine.api.config import DRAFTERS, DRAFTING, OPTIONS_OF_METHODS
 
 JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")

@@ -1,27 +1,26 @@
-"""The job spec: one model for job files, flags and the `jobs.spec` column.
+"""From what a user gave, job file and flags, to a `JobSpec`: everything that is wrong is named at once.
 
-Ranges are defined once, in the frozen dataclasses of each section (`EngineConfig`, `SpeculationConfig`,
-`SamplingParams`) and in the models below; whatever any of them refuses is refused here, all of it at once.
+Types and ranges are defined once, at the fields of each section (`JobSpec`, `InputSpec`, `EngineConfig`,
+`SpeculationConfig`, `SamplingParams`); whatever any of them refuses is refused here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from pydantic import Field as SpecField
+from typing import Any, TypeVar
 
 from runner.errors import SpecError
 from scheduler.errors import InvalidJob
 from scheduler.intake.naming import check_name
-from storage.records import InputSpec
+from storage.errors import RefusedSpec
+from storage.spec import InputSpec, JobSpec
 from storage.suggest import did_you_mean, nearest
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.engine.api.errors import Refused
 from workers.engine.api.sampling_params import SamplingParams
 
+JOB_KEYS = tuple(f.name for f in fields(JobSpec))
 INPUT_KEYS = tuple(f.name for f in fields(InputSpec))
 ENGINE_KEYS = tuple(f.name for f in fields(EngineConfig))
 SPECULATION_KEYS = tuple(f.name for f in fields(SpeculationConfig))
@@ -34,72 +33,13 @@ NO_TARGET = "engine.target is missing: name the model that answers"
 _Config = TypeVar("_Config")
 
 
-def _paths(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-class InputSection(BaseModel):
-    """`input`: see `storage.records.InputSpec`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    paths: Annotated[list[str], BeforeValidator(_paths), SpecField(min_length=1)]
-    prompt_column: str | None = None
-    messages_column: str | None = None
-    id_column: str | None = None
-    sampling_column: str | None = None
-    speculation_column: str | None = None
-    limit: Annotated[int, SpecField(ge=0)] | None = None
-
-
-class JobSpec(BaseModel):
-    """One job: what is read, which engine answers, how it samples. `to_dict` is what `jobs.spec` stores."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    name: str | None = None
-    """None derives one from the input and the rest of the spec (`runner.spec.names`)."""
-    input: InputSection
-    engine: dict[str, Any]
-    """Every field of `EngineConfig`, `speculation` being every field of `SpeculationConfig`."""
-    sampling: dict[str, Any]
-    """Every field of `SamplingParams`; `bad_words` are strings."""
-    seed: Annotated[int, SpecField(ge=0, lt=2**63)] = 0
-    """A row without a seed of its own gets one from this, its index and its sample."""
-    system_prompt: str | None = None
-    chat_template: bool | None = None
-    """None: used when the tokenizer has one; false: the prompt text goes in as it is."""
-    special_tokens_in_content: Literal["text", "parse"] = "text"
-    """What messages spell of control tokens: text like any other, or these tokens."""
-    chunk_rows: Annotated[int, SpecField(ge=1)] | None = None
-    max_error_rate: Annotated[float, SpecField(ge=0.0, le=1.0)] | None = None
-    """The job fails early when more than this share of the finished rows are errors."""
-    keep_token_ids: bool = False
-    max_attempts: Annotated[int, SpecField(ge=1)] = 3
-    """Times a chunk may lose its worker before it is split to find the row that kills it."""
-    lease_seconds: Annotated[float, SpecField(ge=1.0)] = 60.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values only, every default written out, so that a stored spec means the same in a later version."""
-        return self.model_dump(mode="json")
-
-    def input_spec(self) -> InputSpec:
-        """The input section as the scheduler takes it."""
-        return InputSpec(**{**self.input.model_dump(), "paths": tuple(self.input.paths)})
-
-    def engine_config(self) -> EngineConfig:
-        """The engine section as the engine takes it."""
-        speculation = SpeculationConfig(**self.engine["speculation"])
-        return EngineConfig(**{**self.engine, "speculation": speculation})
-
-
 def parse_spec(data: Mapping[str, Any], no_target: str = NO_TARGET) -> JobSpec:
     """Build a spec from the sections of a job file; one that is null counts as not given.
 
     Raises `SpecError`, which names everything that is wrong. `no_target` is what it says where no model is named.
     """
     problems: list[str] = []
-    values = _known(data, tuple(JobSpec.model_fields), "", problems)
+    values = _known(data, JOB_KEYS, "", problems)
     values["input"] = _input(values.get("input"), problems)
     values["engine"] = asdict(_engine(values.get("engine"), no_target, problems))
     values["sampling"] = _sampling(values.get("sampling"), problems)
@@ -109,9 +49,9 @@ def parse_spec(data: Mapping[str, Any], no_target: str = NO_TARGET) -> JobSpec:
     return spec
 
 
-def default_spec() -> dict[str, Any]:
+def default_spec() -> JobSpec:
     """Every field of a stored spec with its default; the input and the target, which have none, are "-"."""
-    return parse_spec({"input": {"paths": ["-"]}, "engine": {"target": "-"}}).to_dict()
+    return parse_spec({"input": {"paths": ["-"]}, "engine": {"target": "-"}})
 
 
 def row_methods(speculation: Mapping[str, Any]) -> list[Any]:
@@ -146,14 +86,8 @@ def _sampling(value: Any, problems: list[str]) -> dict[str, Any]:
     bad_words = section.pop("bad_words", None) or []
     if not isinstance(bad_words, list) or not all(isinstance(word, str) and word for word in bad_words):
         problems.append(f"sampling.bad_words must be a list of non-empty strings, got {bad_words!r}")
-    params = asdict(_built(SamplingParams, section, "sampling", problems) or SamplingParams())
-    return {
-        **params,
-        "bad_words": bad_words,
-        "stop": list(params["stop"]),
-        "stop_token_ids": list(params["stop_token_ids"]),
-        "logit_bias": {str(token): bias for token, bias in params["logit_bias"].items()},
-    }
+    params = _built(SamplingParams, section, "sampling", problems) or SamplingParams()
+    return {**asdict(params), "bad_words": bad_words}
 
 
 def _known(value: Any, known: tuple[str, ...], section: str, problems: list[str]) -> dict[str, Any]:
@@ -206,29 +140,7 @@ def _validated(values: dict[str, Any], problems: list[str]) -> JobSpec | None:
             problems.append(str(error))
             values.pop("name")
     try:
-        return JobSpec.model_validate(values)
-    except ValidationError as error:
-        problems += [_in_words(problem) for problem in error.errors()]
+        return JobSpec.parse(values)
+    except RefusedSpec as error:
+        problems += error.problems
         return None
-
-
-_WORDS = {
-    "int_type": "must be an integer",
-    "float_type": "must be a number",
-    "finite_number": "must be a number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "string_unicode": "must be text",
-    "list_type": "must be a string or a list of strings",
-    "too_short": "must not be empty",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "less_than": "must be less than {lt}",
-    "literal_error": "must be {expected}",
-}
-"""What pydantic finds wrong, in the words of the other sections."""
-
-
-def _in_words(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    return f"{where} {_WORDS[problem['type']].format(**problem.get('ctx', {}))}, got {problem['input']!r}"

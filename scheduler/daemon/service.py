@@ -119,12 +119,12 @@ class Scheduler:
         return job if job.state.terminal else finish_if_done(self._store, job)
 
     def _finish_all(self) -> bool:
-        for job in self._store.jobs.unfinished():
-            self._finishing.apart(job.id, partial(self._finish_one, job))
+        for job_id in self._store.jobs.unfinished():
+            self._finishing.apart(job_id, partial(self._finish_one, job_id))
         return False
 
-    def _finish_one(self, job: Job) -> None:
-        finished = finish_if_done(self._store, job)
+    def _finish_one(self, job_id: str) -> None:
+        finished = finish_if_done(self._store, self._store.jobs.get(job_id))
         if finished.state.terminal:
             log.info("job %s is %s", finished.name, finished.state)
 

@@ -12,7 +12,7 @@ from pyarrow import types
 from scheduler.errors import InvalidInput, near_or_all
 from storage.files.arrow_types import unwritable
 from storage.files.parquet import FileMetadata
-from storage.records import InputSpec
+from storage.spec import InputSpec
 
 PROMPT_COLUMN = "prompt"
 MESSAGES_COLUMN = "messages"

@@ -15,7 +15,8 @@ from scheduler.intake.remarks import column_remarks, skipped_files
 from storage.errors import InputNotFound, NotParquet
 from storage.files.locations import ListedFile, Listing, find_files
 from storage.files.parquet import FileMetadata, merged_schema, read_metadata
-from storage.records import InputFile, InputSpec
+from storage.records import InputFile
+from storage.spec import InputSpec
 
 METADATA_THREADS = 8
 """Footers read at the same time: on object stores each one is a round trip or two."""

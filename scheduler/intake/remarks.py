@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from scheduler.errors import MAX_SHOWN
 from scheduler.intake.columns import carried_columns
 from storage.files.export import renamed_columns
-from storage.records import InputSpec
+from storage.spec import InputSpec
 
 SAMPLING_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "seed", "stop", "stop_token_ids",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from scheduler.differences import input_differences, spec_differences, spec_hash
-from scheduler.errors import InputChanged, InvalidJob, SpecChanged
+from scheduler.errors import InputChanged, SpecChanged
 from scheduler.finishing import finish_if_done
 from scheduler.intake.dataset import Dataset
 from scheduler.intake.naming import check_name, new_job_id, next_free_name
@@ -17,6 +15,7 @@ from scheduler.intake.planning import plan_chunks
 from scheduler.lifecycle import STOPPED, resume
 from storage.errors import JobExists
 from storage.records import Chunk, Job, JobState
+from storage.spec import JobSpec
 from storage.store.store import Store
 
 OTHERWISE = "Submit what it was submitted with to resume it, or choose another --name, or --new for a fresh job."
@@ -31,53 +30,44 @@ class Submission:
 
 def submit(
     store: Store,
-    spec: dict[str, Any],
+    spec: JobSpec,
     dataset: Dataset,
     *,
     new: bool = False,
-    defaults: Mapping[str, Any] | None = None,
+    defaults: JobSpec | None = None,
 ) -> Submission:
     """Store a job with all its chunks, or find the one that it repeats.
 
     A job of the same name, spec and input is resumed: a cancelled, failed or expired one is opened again, a running or
     completed one is returned as it is. `new` makes a fresh job under the first free of NAME, NAME-2, NAME-3, ...
-    `defaults` holds the default of every field of a spec: what a job means that was stored before a field existed.
+    `defaults` has every field of the sections `engine` and `sampling`: what a job means that was stored before a field
+    existed.
     The columns that inspection settled on become part of the stored spec. A dataset without rows completes at once.
 
     Raises `InvalidJob`, `SpecChanged`, `InputChanged`, and `WrongState` for a job that is being cancelled or that was
     stopped for its errors.
     """
-    name = check_name(spec.get("name") or "")
-    spec = _stored_spec(spec, dataset)
+    name = check_name(spec.name or "")
+    spec = replace(spec, input=replace(dataset.input, paths=spec.input.paths))
     while True:
         existing = store.jobs.find(name)
         if existing is not None and not new:
             return Submission(_rejoined(store, existing, spec, dataset, defaults), resumed=True)
         try:
-            return Submission(_created(store, {**spec, "name": next_free_name(store, name)}, dataset), resumed=False)
+            return Submission(_created(store, replace(spec, name=next_free_name(store, name)), dataset), resumed=False)
         except JobExists:
             continue  # someone else took the name in this moment: look again
 
 
-def _stored_spec(spec: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
-    section = {**spec["input"], **{k: v for k, v in asdict(dataset.input).items() if k != "paths"}}
-    # Through JSON, so that a fresh spec compares equal to one that comes back from the store.
-    plain: dict[str, Any] = json.loads(json.dumps({**spec, "input": section}))
-    rate = plain.get("max_error_rate")
-    if rate is not None and not 0 <= rate <= 1:
-        raise InvalidJob(f"max_error_rate must be between 0 and 1, got {rate}")
-    return plain
-
-
-def _created(store: Store, spec: dict[str, Any], dataset: Dataset) -> Job:
+def _created(store: Store, spec: JobSpec, dataset: Dataset) -> Job:
     job = Job(
         id=new_job_id(),
-        name=spec["name"],
+        name=str(spec.name),
         state=JobState.QUEUED,
         spec=spec,
         spec_hash=spec_hash(spec),
         num_rows=dataset.num_rows,
-        num_samples=spec.get("sampling", {}).get("n") or 1,
+        num_samples=spec.num_samples,
         created_at=datetime.now(UTC),
         notes=dataset.notes,
     )
@@ -86,12 +76,10 @@ def _created(store: Store, spec: dict[str, Any], dataset: Dataset) -> Job:
 
 
 def _chunks(job: Job, dataset: Dataset) -> Iterator[Chunk]:
-    return (replace(chunk, job_id=job.id) for chunk in plan_chunks(dataset, job.spec.get("chunk_rows")))
+    return (replace(chunk, job_id=job.id) for chunk in plan_chunks(dataset, job.spec.chunk_rows))
 
 
-def _rejoined(
-    store: Store, job: Job, spec: dict[str, Any], dataset: Dataset, defaults: Mapping[str, Any] | None
-) -> Job:
+def _rejoined(store: Store, job: Job, spec: JobSpec, dataset: Dataset, defaults: JobSpec | None) -> Job:
     if changed := spec_differences(job.spec, spec, defaults):
         raise SpecChanged(f"job {job.name!r} exists with another spec:", changed, OTHERWISE)
     if changed := input_differences(store.jobs.files(job.id), dataset.files):

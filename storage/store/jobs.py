@@ -34,7 +34,7 @@ class Jobs(Room):
         `UnstorableText` for a NUL character or lone surrogate in the name or the spec: neither may be altered
         silently.
         """
-        if not is_faithful(job.name) or not is_faithful(job.spec):
+        if not is_faithful(job.name) or not is_faithful(job.spec.to_json()):
             raise UnstorableText(
                 f"the name or the spec of job {job.name!r} holds a NUL character, half a surrogate pair or a number"
                 " that is not finite; remove it"
@@ -70,11 +70,11 @@ class Jobs(Room):
         return _newest(connection, limit)
 
     @reads
-    def unfinished(self, connection: sa.Connection) -> list[Job]:
-        """Jobs that have not ended, oldest first."""
+    def unfinished(self, connection: sa.Connection) -> list[str]:
+        """Ids of the jobs that have not ended, oldest first."""
         ended = [state for state in JobState if state.terminal]
-        query = sa.select(jobs).where(jobs.c.state.not_in(ended)).order_by(jobs.c.created_at, jobs.c.id)
-        return [job_from_row(row) for row in connection.execute(query)]
+        query = sa.select(jobs.c.id).where(jobs.c.state.not_in(ended)).order_by(jobs.c.created_at, jobs.c.id)
+        return list(connection.execute(query).scalars())
 
     @reads
     def files(self, connection: sa.Connection, job_id: str) -> list[InputFile]:

@@ -17,7 +17,7 @@ from storage.store.chunks import Chunks
 from storage.store.jobs import fail_job
 from storage.store.results import write_unrecorded
 from storage.store.room import Room, reads
-from storage.store.rows import chunk_from_row
+from storage.store.rows import chunk_from_row, spec_from_row
 from storage.store.states import STOPPING, UNLEASED, due_again, lock
 from storage.store.telemetry import Telemetry
 
@@ -70,11 +70,11 @@ class Reaper(Room):
         """Ids of the jobs of which `reap` would find something."""
         return list(_expired(connection, None, None))
 
-    def reap(self, now: datetime | None = None, max_attempts: int = 3, job_id: str | None = None) -> Reaped:
+    def reap(self, now: datetime | None = None, job_id: str | None = None) -> Reaped:
         """Take the chunks (of one job, or of all) whose lease ended before `now` (None: the store's clock).
 
-        Each goes back to pending with one more attempt; one attempt before `max_attempts` (the job's own, where its
-        spec has one) it is under suspicion, and its rows run one at a time. The row that was then in hand is given up,
+        Each goes back to pending with one more attempt; one attempt before the job's `max_attempts` it is under
+        suspicion, and its rows run one at a time. The row that was then in hand is given up,
         with the error "worker_crashed" recorded. One transaction for each job.
         """
         reaped = Reaped()
@@ -82,7 +82,7 @@ class Reaper(Room):
         if expired and not self.database.is_sqlite:
             self.database.read(sessions.end_frozen)
         for job, ids in expired.items():
-            reaped.add(self.database.write(_reap_job, job, ids, now, max_attempts))
+            reaped.add(self.database.write(_reap_job, job, ids, now))
         return reaped
 
     def expire_dead_workers(self) -> int:
@@ -114,14 +114,12 @@ def _expired(connection: sa.Connection, now: datetime | None, job_id: str | None
     return found
 
 
-def _reap_job(
-    connection: sa.Connection, job_id: str, chunk_ids: list[int], now: datetime | None, max_attempts: int
-) -> Reaped:
+def _reap_job(connection: sa.Connection, job_id: str, chunk_ids: list[int], now: datetime | None) -> Reaped:
     """Take the expired ones of these chunks from their workers."""
     reaped = Reaped()
     state = lock(connection, job_id)
-    spec = connection.execute(sa.select(jobs.c.spec).where(jobs.c.id == job_id)).scalar_one()
-    limit = max(int(spec.get("max_attempts") or max_attempts), 1)
+    stored = connection.execute(sa.select(jobs.c.name, jobs.c.spec).where(jobs.c.id == job_id)).one()
+    limit = spec_from_row(stored).max_attempts
     for chunk_id in chunk_ids:
         row = _lock_expired(connection, chunk_id, now)
         if row is None:

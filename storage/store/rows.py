@@ -5,7 +5,9 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
+from storage.errors import RefusedSpec
 from storage.records import TOKEN_COUNTS, Acceptance, Chunk, InputFile, Job, Result, RowStatus
+from storage.spec import JobSpec
 from storage.sql.encoding import dumps, integers, is_storable, storable, to_bytes
 from storage.sql.tables import chunks, jobs
 
@@ -37,12 +39,21 @@ _times = attrgetter(*_TIMES)
 _counts = attrgetter(*_ACCEPTANCE_COUNTS)
 
 
+def spec_from_row(row: Any) -> JobSpec:
+    """The spec in a row of `jobs` (its columns `name` and `spec`). Raises `RefusedSpec`, naming the job."""
+    try:
+        return JobSpec.parse(row.spec)
+    except RefusedSpec as error:
+        raise RefusedSpec(f"the spec stored with job {row.name!r} cannot be read: {error}") from error
+
+
 def job_from_row(row: Any) -> Job:
+    """Raises `RefusedSpec` for a spec of another shape than this version's."""
     return Job(
         id=row.id,
         name=row.name,
         state=row.state,
-        spec=row.spec,
+        spec=spec_from_row(row),
         spec_hash=row.spec_hash,
         num_rows=row.num_rows,
         num_samples=row.num_samples,
@@ -57,7 +68,7 @@ def job_from_row(row: Any) -> Job:
 
 def job_values(job: Job) -> dict[str, Any]:
     names = (column.name for column in jobs.columns)
-    return {**{name: getattr(job, name) for name in names}, "notes": list(job.notes)}
+    return {**{name: getattr(job, name) for name in names}, "spec": job.spec.to_json(), "notes": list(job.notes)}
 
 
 def file_from_row(row: Any) -> InputFile:

@@ -13,7 +13,7 @@ import typer
 
 from runner.cli import app
 from runner.spec.job_file import read_spec_file
-from runner.spec.parse import ENGINE_KEYS, INPUT_KEYS, SAMPLING_KEYS, SPECULATION_KEYS, JobSpec
+from runner.spec.parse import ENGINE_KEYS, INPUT_KEYS, JOB_KEYS, SAMPLING_KEYS, SPECULATION_KEYS
 from storage.store.query import run_sql
 from storage.store.store import Store
 from workers.engine.api.config import EngineConfig, SpeculationConfig
@@ -98,7 +98,7 @@ def keys_of_section(heading: str) -> set[str]:
 @pytest.mark.parametrize(
     ("heading", "known"),
     [
-        ("Job", set(JobSpec.model_fields) - {"input", "engine", "sampling"}),
+        ("Job", set(JOB_KEYS) - {"input", "engine", "sampling"}),
         ("`input`", set(INPUT_KEYS)),
         ("`engine`", set(ENGINE_KEYS) - {"speculation"}),
         ("`engine.speculation`", set(SPECULATION_KEYS)),
@@ -136,7 +136,7 @@ def test_the_example_job_file_is_valid() -> None:
     path = ROOT / "examples/job.yaml"
     spec = build_spec([str(path)], {})
     assert spec.name == "demo-from-file"
-    assert spec.input.paths == [str(ROOT / "demo/prompts.parquet")]
+    assert spec.input.paths == (str(ROOT / "demo/prompts.parquet"),)
     assert read_spec_file(path)["sampling"]["temperature"] == 0.7
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from scheduler.errors import BrokerUnavailable
 from storage.records import Chunk, ChunkMessage, Result, RowStatus
+from storage.spec import InputSpec, JobSpec
 from storage.store.store import Store
 
 
@@ -22,27 +23,16 @@ def write_prompts(path: Path, rows: int = 10, *, row_group_size: int = 1000, **c
     return path
 
 
-def job_spec(name: str = "night", **fields: Any) -> dict[str, Any]:
+def job_spec(name: str = "night", **fields: Any) -> JobSpec:
     """A spec as the runner hands it over, as far as the scheduler cares."""
-    return {
+    values: dict[str, Any] = {
         "name": name,
-        "input": {
-            "paths": ["prompts.parquet"],
-            "prompt_column": None,
-            "messages_column": None,
-            "id_column": None,
-            "sampling_column": None,
-            "limit": None,
-        },
+        "input": InputSpec(("prompts.parquet",)),
         "engine": {"target": "scripted:vocab=256", "speculation": {"method": "none", "draft": None}},
         "sampling": {"temperature": 0.0, "n": 1, "stop": ["a", "b"]},
-        "seed": 0,
-        "chunk_rows": None,
-        "max_error_rate": None,
-        "max_attempts": 3,
-        "lease_seconds": 60.0,
         **fields,
     }
+    return JobSpec(**values)
 
 
 class MemoryPublisher:

@@ -7,18 +7,30 @@ from datetime import UTC, datetime
 from typing import Any
 
 from storage.records import Acceptance, Chunk, ChunkState, InputFile, Job, JobState, Result, RowStatus
+from storage.spec import InputSpec, JobSpec
 from storage.store.store import Store
 
 LEASE = 60.0
 IN_FLIGHT = (ChunkState.DISPATCHED, ChunkState.RUNNING)
 
 
-def make_job(name: str = "job", **changes: Any) -> Job:
+def make_spec(name: str, **changes: Any) -> JobSpec:
+    values: dict[str, Any] = {
+        "name": name,
+        "input": InputSpec(("/data/in.parquet",), prompt_column="prompt"),
+        "engine": {"target": "m"},
+        "sampling": {},
+    }
+    return JobSpec(**values | changes)
+
+
+def make_job(name: str = "job", *, spec: dict[str, Any] | None = None, **changes: Any) -> Job:
+    """`spec`: fields of its spec, by name."""
     values: dict[str, Any] = {
         "id": f"id-{name}",
         "name": name,
         "state": JobState.QUEUED,
-        "spec": {"name": name},
+        "spec": make_spec(name, **spec or {}),
         "spec_hash": "hash",
         "num_rows": 10,
         "num_samples": 1,

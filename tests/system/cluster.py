@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,13 +20,13 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from runner.spec.parse import JobSpec
 from scheduler.daemon.publisher import Publisher
 from scheduler.daemon.service import Scheduler
 from scheduler.intake.dataset import inspect
 from scheduler.intake.submission import submit
 from storage.files.export import export_job
-from storage.records import ChunkState, InputSpec, Job
+from storage.records import ChunkState, Job
+from storage.spec import JobSpec
 from storage.store.store import Store
 from tests.system.light_engine import engine_for
 from workers.chunks.chunk import process_chunk
@@ -118,7 +119,7 @@ class Cluster:
     ) -> Job:
         path = self.folder / f"{name}.parquet"
         pq.write_table(pa.table({"prompt": prompts, "number": range(len(prompts))}), path)
-        full = JobSpec.model_validate(
+        full = JobSpec.parse(
             {
                 "name": name,
                 "input": {"paths": [str(path)], "prompt_column": "prompt"},
@@ -129,7 +130,7 @@ class Cluster:
                 **spec,
             }
         )
-        return submit(self.store, full.to_dict(), inspect(full.input_spec())).job
+        return submit(self.store, full, inspect(full.input)).job
 
     @contextmanager
     def scheduling(self, job: Job, publisher: Publisher | None = None) -> Iterator[None]:
@@ -169,7 +170,7 @@ class Cluster:
 
     def undisturbed(self, job: Job) -> pa.Table:
         """The export of the same job when one process runs it without a broker and without trouble."""
-        calm = submit(self.store, {**job.spec, "name": "calm"}, inspect(input_of(job))).job
+        calm = submit(self.store, replace(job.spec, name="calm"), inspect(job.spec.input)).job
         hosts = EngineHosts(engine_for)
         while (chunk := self.store.chunks.claim_next("calm", 60.0, calm.id)) is not None:
             process_chunk(self.store, hosts, calm, chunk, worker_id="calm", stop=threading.Event())
@@ -182,11 +183,6 @@ class Cluster:
         path = self.folder / f"export-{job.name}.parquet"
         export_job(self.store, job.id, str(path), token_ids=True)
         return pq.read_table(path)
-
-
-def input_of(job: Job) -> InputSpec:
-    section = job.spec["input"]
-    return InputSpec(**{**section, "paths": tuple(section["paths"])})
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from storage.files.parquet import read_metadata
 from storage.records import Chunk, Job, JobState, Result
+from storage.spec import JobSpec
 from storage.store.store import Store
 from tests.workers.fakes import Script
 from workers.chunks.chunk import ChunkOutcome, process_chunk
@@ -39,7 +40,7 @@ def make_job(
     text = {"messages_column": "messages"} if "messages" in columns else {"prompt_column": "prompt"}
     full_spec = {
         "name": name,
-        "input": {"paths": [str(path)], **(input_section or text)},
+        "input": {"paths": [str(path)], **(text if input_section is None else input_section)},
         "engine": {"target": target, "max_batch": 4},
         "sampling": {"max_tokens": 16, "n": num_samples},
         "seed": 0,
@@ -47,7 +48,9 @@ def make_job(
         "lease_seconds": LEASE,
         **spec,
     }
-    job = Job(name, name, JobState.QUEUED, full_spec, "hash", file.num_rows, num_samples, datetime.now(UTC))
+    job = Job(
+        name, name, JobState.QUEUED, JobSpec.parse(full_spec), "hash", file.num_rows, num_samples, datetime.now(UTC)
+    )
     starts = range(0, file.num_rows, chunk_rows)
     chunks = [
         Chunk(0, job.id, place, 0, start, start, min(chunk_rows, file.num_rows - start))

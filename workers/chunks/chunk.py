@@ -17,11 +17,12 @@ from workers.chunks.generation import Generation
 from workers.chunks.lease import LeaseKeeper
 from workers.chunks.pulse import record_what_runs
 from workers.chunks.records import ResultWriter
+from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.errors import EngineFailed, GaveUp, InvalidSpec, LoadFailed, UnreadableInput
 from workers.hosting.shared import EngineHosts
 from workers.rows.read import Row, read_chunk
-from workers.rows.settings import JobSettings
+from workers.rows.settings import engine_config
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class ChunkOutcome:
 
 def is_suspect(job: Job, chunk: Chunk) -> bool:
     """Whether one of its rows is thought to kill workers, so that each has to run alone."""
-    return under_suspicion(chunk.attempts, int(job.spec.get("max_attempts") or 3))
+    return under_suspicion(chunk.attempts, job.spec.max_attempts)
 
 
 def process_chunk(
@@ -68,12 +69,12 @@ def process_chunk(
     the engine a row at a time; the caller sees to it that nothing else does meanwhile.
     """
     try:
-        settings = JobSettings.from_job(job)
+        config = engine_config(job.spec)
     except InvalidSpec as error:
         fail_job(store, job, InvalidSpec.code, str(error))
         store.chunks.release(chunk.lease)
         return ChunkOutcome(ChunkStatus.JOB_FAILED, error=str(error))
-    return _process(_Chunk(store, hosts, job, chunk, settings, worker_id, stop))
+    return _process(_Chunk(store, hosts, job, chunk, config, worker_id, stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class _Chunk:
     hosts: EngineHosts
     job: Job
     chunk: Chunk
-    settings: JobSettings
+    config: EngineConfig
     worker_id: str
     stop: threading.Event
 
@@ -96,7 +97,7 @@ class _Chunk:
 def _process(work: _Chunk) -> ChunkOutcome:
     store, chunk = work.store, work.chunk
     try:
-        with LeaseKeeper(store, chunk.lease, work.settings.lease_seconds) as lease:
+        with LeaseKeeper(store, chunk.lease, work.job.spec.lease_seconds) as lease:
             outcome = _Run(work, lease).outcome()
     except Exception:
         with suppress(Exception):  # what happened first is what has to be told; the lease runs out by itself as well
@@ -157,15 +158,15 @@ class _Run:
             return ChunkOutcome(ChunkStatus.LOST, error=f"the store was out of reach: {error}")
 
     def _generate(self) -> None:
-        chunk, settings, hosts = self._chunk, self._work.settings, self._work.hosts
+        chunk, job, hosts = self._chunk, self._work.job, self._work.hosts
         recorded = patiently(lambda: self._store.results.recorded(chunk), self._given_up)
-        if len(recorded) == chunk.num_rows * settings.num_samples:
+        if len(recorded) == chunk.num_rows * job.num_samples:
             return
         files = patiently(lambda: self._store.jobs.files(chunk.job_id), self._given_up)
-        rows = read_chunk({file.index: file for file in files}[chunk.file_index], chunk, settings.input)
-        generation = Generation(settings, chunk, recorded, self._writer, self._check)
+        rows = read_chunk({file.index: file for file in files}[chunk.file_index], chunk, job.spec.input)
+        generation = Generation(job.spec, chunk, recorded, self._writer, self._check)
         try:
-            with hosts.use(settings.engine, self._given_up) as host:
+            with hosts.use(self._work.config, self._given_up) as host:
                 record_what_runs(self._store, self._work.worker_id, chunk.job_id, host)
                 if self._work.suspect:
                     generation.run_one_by_one(host, rows, self._take_in_hand)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 
 from storage.records import Chunk
 from storage.retry import LOOK_SECONDS
+from storage.spec import JobSpec
 from workers.chunks.records import ResultWriter, error_of, result_of, results_of_rejected
 from workers.engine.api.errors import EngineStopped
 from workers.engine.api.request import Completion, FinishReason, Request
@@ -14,7 +15,6 @@ from workers.errors import EngineFailed
 from workers.hosting.host import EngineHost, Session
 from workers.rows.prepare import PreparedRow, Preparer, RejectedRow
 from workers.rows.read import Row
-from workers.rows.settings import JobSettings
 
 
 class Generation:
@@ -25,13 +25,13 @@ class Generation:
 
     def __init__(
         self,
-        settings: JobSettings,
+        spec: JobSpec,
         chunk: Chunk,
         recorded: Collection[tuple[int, int]],
         writer: ResultWriter,
         check: Callable[[], None],
     ) -> None:
-        self._settings = settings
+        self._spec = spec
         self._key = (chunk.id, chunk.epoch)
         self._job_id = chunk.job_id
         self._recorded = recorded
@@ -90,7 +90,7 @@ class Generation:
 
     def _requests(self, host: EngineHost, rows: Iterator[list[Row]]) -> Iterator[list[Request]]:
         """Requests of the rows without a record, a batch of rows at a time; bad rows are recorded on the way."""
-        preparer = Preparer(self._settings, host.tokenizer, host.max_model_len)
+        preparer = Preparer(self._spec, host.config, host.tokenizer, host.max_model_len)
         for batch in rows:
             missing = {row.index: samples for row in batch if (samples := self._missing(row))}
             requests: list[Request] = []
@@ -105,18 +105,18 @@ class Generation:
             yield requests
 
     def _opened(self, prepared: PreparedRow, samples: list[int]) -> list[Request]:
-        requests = prepared.requests(self._key, samples, self._settings.seed, self._job_id)
+        requests = prepared.requests(self._key, samples, self._spec.seed, self._job_id)
         for request in requests:
             self._open[request.id] = (prepared.row, request)
         return requests
 
     def _missing(self, row: Row) -> list[int]:
-        return [s for s in range(self._settings.num_samples) if (row.index, s) not in self._recorded]
+        return [s for s in range(self._spec.num_samples) if (row.index, s) not in self._recorded]
 
     def _record(self, completion: Completion) -> bool:
         """Hand an answer to the writer; False when it is none (aborted, or the engine stopped)."""
         if completion.finish_reason is FinishReason.ABORT or completion.error_code == EngineStopped.code:
             return False
         row, request = self._open.pop(completion.request_id)
-        self._writer.add(result_of(completion, row, request.params, keep_token_ids=self._settings.keep_token_ids))
+        self._writer.add(result_of(completion, row, request.params, keep_token_ids=self._spec.keep_token_ids))
         return True

@@ -10,14 +10,14 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from storage.errors import UnknownJob
+from storage.errors import RefusedSpec, UnknownJob
 from storage.records import Chunk, ChunkMessage, Job
 from storage.retry import patiently
 from storage.store.store import Store
 from workers.chunks.chunk import ChunkOutcome, ChunkStatus, fail_job, is_suspect, process_chunk
 from workers.chunks.pulse import Pulse
 from workers.chunks.turns import Turns
-from workers.errors import GaveUp, LoadFailed
+from workers.errors import GaveUp, InvalidSpec, LoadFailed
 from workers.hosting.interface import EngineFactory, real_engine
 from workers.hosting.shared import EngineHosts
 
@@ -65,6 +65,10 @@ class Worker:
         except UnknownJob:
             log.info("job %s is no longer in the store; its message is dropped", message.job_id)
             return None
+        except RefusedSpec as error:
+            log.error("%s", error)
+            self.store.jobs.fail(message.job_id, InvalidSpec.code, str(error))
+            return None
         hint = replace(message, job_id=job.id)  # one put in by hand may have the job's name
         outcome = self._take(job, lambda seconds: self.store.chunks.claim(hint, self.id, seconds))
         if outcome is not None and outcome.status is ChunkStatus.NOT_LOADED:
@@ -83,7 +87,7 @@ class Worker:
 
         It is claimed again when its turn has come: while it waits, no crash of others may find it with a lease.
         """
-        seconds = float(job.spec.get("lease_seconds") or 60.0)
+        seconds = job.spec.lease_seconds
         try:
             with self._turns.enter(alone=False, give_up=self.stop.is_set):
                 if self.stop.is_set():

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from storage.spec import JobSpec
 from storage.suggest import did_you_mean
+from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import EmptyPrompt, InvalidParams, PromptTooLong
 from workers.engine.api.request import Request
 from workers.engine.api.sampling_params import SamplingParams
@@ -18,7 +20,6 @@ from workers.rows.prompts import PromptRenderer
 from workers.rows.read import Row
 from workers.rows.sampling import SamplingMerger
 from workers.rows.seeds import derive_seed
-from workers.rows.settings import JobSettings
 
 ELSEWHERE = "; add it with --row-method NAME, or set input.speculation_column if another column names the methods"
 
@@ -75,11 +76,11 @@ class _Draft:
 class Preparer:
     """Prepares the rows of one chunk. Raises `InvalidSpec` when the job's own sampling parameters are wrong."""
 
-    def __init__(self, settings: JobSettings, tokenizer: TextTokenizer, max_model_len: int) -> None:
+    def __init__(self, spec: JobSpec, config: EngineConfig, tokenizer: TextTokenizer, max_model_len: int) -> None:
         self._length = LengthLimit(tokenizer, max_model_len)
-        self._renderer = PromptRenderer(settings, tokenizer, self._length.check_messages)
-        self._sampling = SamplingMerger(settings.sampling, settings.num_samples, tokenizer)
-        self._methods = settings.engine.speculation.methods
+        self._renderer = PromptRenderer(spec, tokenizer, self._length.check_messages)
+        self._sampling = SamplingMerger(spec, tokenizer)
+        self._methods = config.speculation.methods
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from jinja2.exceptions import TemplateSyntaxError
 
+from storage.spec import JobSpec
 from workers.engine.text.control_tokens import SpelledTokens
 from workers.engine.text.template_limits import TemplateLimit
 from workers.engine.text.tokenizer import TextTokenizer
 from workers.errors import BadRow, InvalidSpec
-from workers.rows.settings import JobSettings
 from workers.rows.texts import check_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -35,20 +35,20 @@ class PromptRenderer:
 
     def __init__(
         self,
-        settings: JobSettings,
+        spec: JobSpec,
         tokenizer: TextTokenizer,
         check_messages: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
         """`check_messages` may raise `BadRow` before the template renders them."""
         self._tokenizer = tokenizer
         self._check_messages = check_messages
-        self._system_prompt = settings.system_prompt
-        self._from_messages = settings.input.messages_column is not None
-        self._parse_content = settings.special_tokens_in_content == "parse"
-        wanted = settings.chat_template
+        self._system_prompt = spec.system_prompt
+        self._from_messages = spec.input.messages_column is not None
+        self._parse_content = spec.special_tokens_in_content == "parse"
+        wanted = spec.chat_template
         self.uses_template = self._from_messages or (tokenizer.has_chat_template if wanted is None else wanted)
         """Whether the texts come from the chat template, which writes the special tokens itself."""
-        self._require_template(settings)
+        self._require_template(spec)
 
     def render(self, value: Any) -> str:
         """The text of one row. Raises `BadRow` with the code of what is wrong with it."""
@@ -63,14 +63,14 @@ class PromptRenderer:
             return value
         return self._apply_template(self._with_system_prompt([{"role": "user", "content": value}]))
 
-    def _require_template(self, settings: JobSettings) -> None:
-        require_sense(settings)
+    def _require_template(self, spec: JobSpec) -> None:
+        require_sense(spec)
         if not self.uses_template:
-            if settings.system_prompt is not None:
+            if spec.system_prompt is not None:
                 raise InvalidSpec(f"the target's tokenizer has no chat template, and {SYSTEM_PROMPT_NEEDS_ONE}")
             return
         if not self._tokenizer.has_chat_template:
-            column = settings.input.messages_column
+            column = spec.input.messages_column
             what = f"the messages of column {column!r} need" if column else "chat_template true needs"
             raise InvalidSpec(
                 f"{what} a chat template, and the target's tokenizer has none: use a model that has, or a prompt "
@@ -118,15 +118,15 @@ class PromptRenderer:
             return True
 
 
-def require_sense(settings: JobSettings) -> None:
-    """Raises `InvalidSpec` for settings that contradict each other with any tokenizer."""
-    if settings.chat_template is not False:
+def require_sense(spec: JobSpec) -> None:
+    """Raises `InvalidSpec` for fields that contradict each other with any tokenizer."""
+    if spec.chat_template is not False:
         return
-    if settings.input.messages_column is not None:
+    if spec.input.messages_column is not None:
         raise InvalidSpec(
             "messages need the chat template, and chat_template is false: remove it, or use a prompt column"
         )
-    if settings.system_prompt is not None:
+    if spec.system_prompt is not None:
         raise InvalidSpec(f"chat_template is false, and {SYSTEM_PROMPT_NEEDS_ONE}")
 
 

@@ -12,8 +12,9 @@ from storage.errors import InputChanged, InputNotFound, NotParquet
 from storage.files.locations import shown_size, shown_versions
 from storage.files.parquet import stat
 from storage.files.scanning import Unreadable, read_rows
-from storage.records import Chunk, InputFile, InputSpec
-from workers.errors import BadRow, UnreadableInput
+from storage.records import Chunk, InputFile
+from storage.spec import InputSpec
+from workers.errors import BadRow, InvalidSpec, UnreadableInput
 from workers.rows.carried import carried_rows, row_id
 from workers.rows.values import values
 
@@ -42,7 +43,7 @@ def read_chunk(file: InputFile, chunk: Chunk, input_spec: InputSpec) -> Iterator
     """The rows of a chunk in order, in lists of at most `BATCH_ROWS`.
 
     Rows whose page is damaged have a `problem`. Raises `UnreadableInput` when the file is missing, not readable at all,
-    or not the one that was submitted.
+    or not the one that was submitted, and `InvalidSpec` without exactly one text column.
     """
     text_column = _text_column(input_spec)
     expected = chunk.start_row
@@ -74,9 +75,9 @@ def _require_same_version(file: InputFile) -> None:
 
 
 def _text_column(spec: InputSpec) -> str:
-    column = spec.prompt_column or spec.messages_column
-    assert column is not None  # JobSettings sees to it
-    return column
+    if spec.text_column is None:
+        raise InvalidSpec("input: exactly one of prompt_column and messages_column must be set")
+    return spec.text_column
 
 
 def _rows(batch: pa.RecordBatch, first_index: int, spec: InputSpec) -> list[Row]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from storage.spec import JobSpec
 from storage.suggest import did_you_mean
 from workers.engine.api.errors import InvalidParams
 from workers.engine.api.sampling_params import FIELD_NAMES, SamplingParams
@@ -24,9 +25,9 @@ _MOST_CHARACTERS = 1 << 20
 class SamplingMerger:
     """Merges rows' sampling parameters over the job's. Raises `InvalidSpec` when the job's own are wrong."""
 
-    def __init__(self, job_params: Mapping[str, Any], num_samples: int, tokenizer: TextTokenizer) -> None:
-        self._job_params = dict(job_params)
-        self._num_samples = num_samples
+    def __init__(self, spec: JobSpec, tokenizer: TextTokenizer) -> None:
+        self._job_params = spec.sampling
+        self._num_samples = spec.num_samples
         self._tokenizer = tokenizer
         self._cache: dict[str, SamplingParams] = {}
         self._word_ids: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}

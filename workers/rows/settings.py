@@ -1,58 +1,22 @@
-"""The sections of a stored job spec that a worker needs, as typed values."""
+"""From the JSON sections of a job spec to the engine's own values, and back: the one place for runner and workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-from storage.records import InputSpec, Job
+from storage.spec import JobSpec
 from storage.suggest import did_you_mean
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.engine.api.errors import EngineError
+from workers.engine.api.sampling_params import SamplingParams
 from workers.errors import InvalidSpec
 
 
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """How this job's rows are read, prepared and answered. Made once for every chunk."""
-
-    input: InputSpec
-    engine: EngineConfig
-    sampling: Mapping[str, Any]
-    """The job's sampling parameters, before a row's own; `bad_words` are strings."""
-    num_samples: int
-    """Samples for each row (n)."""
-    seed: int = 0
-    keep_token_ids: bool = False
-    lease_seconds: float = 60.0
-    system_prompt: str | None = None
-    chat_template: bool | None = None
-    """None: used where the tokenizer has one; False: prompts go in as they are."""
-    special_tokens_in_content: str = "text"
-    """What messages spell of control tokens: "text", or "parse" to take it for them."""
-
-    @classmethod
-    def from_job(cls, job: Job) -> JobSettings:
-        """Raises `InvalidSpec`, naming the section and the key."""
-        spec = job.spec
-        return cls(
-            input=_input_spec(_section(spec, "input")),
-            engine=engine_config(_section(spec, "engine")),
-            sampling=_section(spec, "sampling"),
-            num_samples=job.num_samples,
-            seed=int(spec.get("seed") or 0),
-            keep_token_ids=bool(spec.get("keep_token_ids", False)),
-            lease_seconds=float(spec.get("lease_seconds") or 60.0),
-            system_prompt=spec.get("system_prompt"),
-            chat_template=spec.get("chat_template"),
-            special_tokens_in_content=spec.get("special_tokens_in_content", "text"),
-        )
-
-
-def engine_config(section: Mapping[str, Any]) -> EngineConfig:
-    """The `engine` section of a spec, `speculation` nested in it. Raises `InvalidSpec`."""
-    values = dict(section)
+def engine_config(spec: JobSpec) -> EngineConfig:
+    """The `engine` section, `speculation` nested in it. Raises `InvalidSpec`, naming the section and the key."""
+    values = dict(spec.engine)
     speculation = dict(values.pop("speculation", None) or {})
     _known_keys("engine", values, EngineConfig)
     _known_keys("engine.speculation", speculation, SpeculationConfig)
@@ -62,25 +26,15 @@ def engine_config(section: Mapping[str, Any]) -> EngineConfig:
         raise InvalidSpec(f"engine: {error}") from error
 
 
-def _input_spec(section: Mapping[str, Any]) -> InputSpec:
-    values = dict(section)
-    _known_keys("input", values, InputSpec)
-    try:
-        spec = InputSpec(**{**values, "paths": tuple(values["paths"])})
-    except (KeyError, TypeError) as error:
-        raise InvalidSpec(f"input: {error!r}; paths are needed") from error
-    if (spec.prompt_column is None) == (spec.messages_column is None):
-        raise InvalidSpec("input: exactly one of prompt_column and messages_column must be set")
-    return spec
+def with_engine(spec: JobSpec, config: EngineConfig) -> JobSpec:
+    """The spec with this engine, every field written out."""
+    return replace(spec, engine=asdict(config))
 
 
-def _section(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = spec.get(name)
-    if not isinstance(section, Mapping):
-        if section is None and name == "sampling":
-            return {}
-        raise InvalidSpec(f"the job spec has no section {name!r}")
-    return section
+def sampling_params(spec: JobSpec) -> SamplingParams:
+    """The `sampling` section as it is for a row that changes nothing, without `bad_words`: only a tokenizer can tell
+    what they are (`workers.rows.sampling`). Raises `InvalidParams`."""
+    return SamplingParams(**{key: value for key, value in spec.sampling.items() if key != "bad_words"})
 
 
 def _known_keys(section: str, values: Mapping[str, Any], record: type[Any]) -> None:

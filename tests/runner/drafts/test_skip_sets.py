@@ -44,7 +44,7 @@ def calibrated(skip: tuple[str, ...] = SET, path: str | None = None) -> Path:
 
 def speculation_of(cli: Cli) -> dict[str, Any]:
     with Store.open(cli.store) as store:
-        section: dict[str, Any] = store.jobs.get("j").spec["engine"]["speculation"]
+        section: dict[str, Any] = store.jobs.get("j").spec.engine["speculation"]
     return section
 
 

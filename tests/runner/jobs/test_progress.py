@@ -12,9 +12,11 @@ from runner.output.progress import Follower, JsonDisplay, LiveDisplay, PlainDisp
 from runner.output.rates import Rates
 from runner.output.summary import JobSummary, summarise
 from storage.records import ChunkState, Counts, Job, JobProgress, JobState
+from storage.spec import InputSpec, JobSpec
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
-JOB = Job("id", "night", JobState.IN_PROGRESS, {}, "hash", 10, 1, START, started_at=START)
+SPEC = JobSpec(InputSpec(("x",)), {"target": "m"}, {})
+JOB = Job("id", "night", JobState.IN_PROGRESS, SPEC, "hash", 10, 1, START, started_at=START)
 COUNTS = Counts(60, 40, 50, 20, num_ok=4, num_errors=1)
 PROGRESS = JobProgress(10, {ChunkState.DONE: 1, ChunkState.PENDING: 2, ChunkState.CANCELLED: 0}, COUNTS)
 NO_ERRORS = replace(COUNTS, num_errors=0)

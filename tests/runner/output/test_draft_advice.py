@@ -12,6 +12,7 @@ import pytest
 
 from runner.output.draft_advice import draft_warning
 from storage.records import Counts, Job, JobState
+from storage.spec import InputSpec, JobSpec
 from tests.runner.conftest import Cli
 from workers.engine.measure.report import BatchReport, recommend
 
@@ -19,7 +20,7 @@ TARGET = "scripted:seed=1,order=2,eos_every=0"
 
 
 def job(sampling: dict[str, Any] | None = None, **speculation: Any) -> Job:
-    spec = {"engine": {"target": "m", "speculation": speculation}, "sampling": sampling or {}}
+    spec = JobSpec(InputSpec(("x",)), {"target": "m", "speculation": speculation}, sampling or {})
     return Job("id", "j", JobState.COMPLETED, spec, "", 1, 1, datetime.now(UTC))
 
 

@@ -38,13 +38,13 @@ def test_flags_lie_over_the_job_file(job_file: str) -> None:
 
 
 def test_paths_in_a_job_file_count_from_its_directory(job_file: str, tmp_path: Path) -> None:
-    assert build_spec([job_file], flags()).input.paths == [str(tmp_path / "data/a.parquet")]
+    assert build_spec([job_file], flags()).input.paths == (str(tmp_path / "data/a.parquet"),)
 
 
 def test_input_paths_become_absolute_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     spec = build_spec(["x/*.parquet", "s3://bucket/y"], flags("m"))
-    assert spec.input.paths == [str(tmp_path / "x/*.parquet"), "s3://bucket/y"]
+    assert spec.input.paths == (str(tmp_path / "x/*.parquet"), "s3://bucket/y")
 
 
 def test_a_model_directory_becomes_absolute_and_a_hub_id_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_method_that_rows_may_ask_for_keeps_its_options(job_file: str) -> None
     speculation = build_spec([job_file], flags(method="ngram", row_methods=["draft_model"])).engine["speculation"]
     assert (speculation["method"], speculation["draft"], speculation["tree_width"]) == ("ngram", "d", 2)
     speculation = build_spec(["x"], flags("m", draft="d", row_methods=["draft_model"])).engine["speculation"]
-    assert (speculation["method"], speculation["row_methods"]) == ("none", ("draft_model",))
+    assert (speculation["method"], speculation["row_methods"]) == ("none", ["draft_model"])
 
 
 def test_settings_are_yaml_values() -> None:
@@ -153,7 +153,7 @@ def test_one_row_method_is_a_list_of_one(tmp_path: Path, given: str) -> None:
         build_spec([str(tmp_path / "j.yaml")], flags()),
         build_spec(["x"], flags("m"), [f"engine.speculation.row_methods={given}"]),
     ):
-        assert spec.engine["speculation"]["row_methods"] == ("ngram",)
+        assert spec.engine["speculation"]["row_methods"] == ["ngram"]
 
 
 def test_the_same_command_gets_the_same_name_and_another_spec_another() -> None:

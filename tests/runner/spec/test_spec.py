@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import pytest
 
 from runner.errors import SpecError
-from runner.spec.parse import ENGINE_KEYS, INPUT_KEYS, SAMPLING_KEYS, SPECULATION_KEYS, JobSpec, parse_spec
+from runner.spec.parse import ENGINE_KEYS, INPUT_KEYS, JOB_KEYS, SAMPLING_KEYS, SPECULATION_KEYS, parse_spec
+from storage.spec import JobSpec, plain
 from workers.engine.api.config import EngineConfig, SpeculationConfig
-from workers.rows.settings import engine_config
+from workers.rows.settings import engine_config, with_engine
 
 MINIMAL: dict[str, Any] = {"input": {"paths": ["a.parquet"]}, "engine": {"target": "m"}}
 
@@ -27,31 +29,34 @@ def with_value(path: str, value: Any) -> dict[str, Any]:
 
 def test_defaults_are_those_of_the_sections() -> None:
     spec = parse_spec(MINIMAL)
-    assert spec.engine == asdict(EngineConfig(target="m"))
+    assert spec.engine == plain(asdict(EngineConfig(target="m")))
     assert spec.sampling["max_tokens"] == 256
     assert spec.seed == 0
 
 
 def test_every_default_is_written_out_and_read_again() -> None:
-    stored = parse_spec(with_value("sampling.logit_bias", {5: -1.0})).to_dict()
-    assert parse_spec(stored).to_dict() == stored
+    spec = parse_spec(with_value("sampling.logit_bias", {5: -1.0}))
+    stored = json.loads(json.dumps(spec.to_json()))
+    assert parse_spec(stored) == JobSpec.parse(stored) == spec
+    assert spec.to_json() == stored
     assert stored["sampling"]["logit_bias"] == {"5": -1.0}
 
 
 def test_sections_become_the_frozen_configs() -> None:
     data = with_value("engine.speculation", {"method": "draft_model", "draft": "d", "tree_width": 2})
-    assert parse_spec(data).engine_config() == EngineConfig(
+    assert engine_config(parse_spec(data)) == EngineConfig(
         target="m", speculation=SpeculationConfig(method="draft_model", draft="d", tree_width=2)
     )
 
 
 def test_workers_read_what_the_runner_writes() -> None:
     spec = parse_spec(with_value("engine.max_batch", 3))
-    assert engine_config(spec.to_dict()["engine"]) == spec.engine_config()
+    assert engine_config(JobSpec.parse(spec.to_json())) == EngineConfig("m", max_batch=3)
+    assert with_engine(spec, engine_config(spec)) == spec
 
 
 def test_one_path_may_be_a_string() -> None:
-    assert parse_spec(with_value("input.paths", "b.parquet")).input.paths == ["b.parquet"]
+    assert parse_spec(with_value("input.paths", "b.parquet")).input.paths == ("b.parquet",)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,7 @@ def test_refuses_by_name(path: str, value: Any, message: str) -> None:
 WRONG: list[Any] = [None, "x", "", 3, -3, 0.5, True, [], [3], ["x"], [[]], [[-1]], {}, {"x": "y"}, 10**400, -math.inf]
 WRONG += [math.nan, "\ud800"]
 PLACES = [
-    *((name,) for name in JobSpec.model_fields),
+    *((name,) for name in JOB_KEYS),
     *(("input", key) for key in INPUT_KEYS),
     *(("engine", key) for key in ENGINE_KEYS),
     *(("engine", "speculation", key) for key in SPECULATION_KEYS),

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler.errors import InvalidInput
 from scheduler.intake.dataset import inspect
-from storage.records import InputSpec
+from storage.spec import InputSpec
 from tests.scheduler.helpers import write_prompts
 
 MESSAGES = [[{"role": "user", "content": "hi"}]]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from scheduler.errors import InvalidJob
 from scheduler.intake.dataset import Dataset
 from scheduler.intake.planning import default_chunk_rows, plan_chunks
-from storage.records import Chunk, InputFile, InputSpec
+from storage.records import Chunk, InputFile
+from storage.spec import InputSpec
 
 
 def dataset(*row_groups: tuple[int, ...], limit: int | None = None) -> Dataset:

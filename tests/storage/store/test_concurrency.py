@@ -47,7 +47,7 @@ def test_duplicate_messages_race_for_one_claim(store: Store) -> None:
 
 def test_writers_race_with_the_reaper(store: Store) -> None:
     """Whoever loses is told so; every row has one record in the end and the counters agree."""
-    job = add_job(store, num_rows=60, chunk_rows=20)
+    job = add_job(store, num_rows=60, chunk_rows=20, spec={"max_attempts": 100})
     lost: list[int] = []
 
     def work(worker: str) -> None:
@@ -61,10 +61,10 @@ def test_writers_race_with_the_reaper(store: Store) -> None:
 
     def reap() -> None:
         for _ in range(15):
-            store.reaper.reap(max_attempts=100)
+            store.reaper.reap()
 
     _in_threads([lambda n=n: work(f"worker-{n}") for n in range(3)] + [reap])
-    store.reaper.reap(max_attempts=100)
+    store.reaper.reap()
     work("last")
     assert [r.row_index for r in store.results.iterate(job.id)] == list(range(60))
     assert store.jobs.progress(job.id).counts.num_ok == 60

@@ -3,15 +3,18 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import sqlalchemy as sa
 
-from storage.errors import InvalidPlan, JobExists, UnknownJob, UnstorableText
+from storage.errors import InvalidPlan, JobExists, RefusedSpec, UnknownJob, UnstorableText
 from storage.records import Chunk, ChunkState, InputFile, JobProgress, JobState
+from storage.spec import InputSpec
+from storage.sql.tables import jobs
 from storage.store.store import Store
 from tests.storage.helpers import add_job, make_job, plan, work
 
 
 def test_a_job_comes_back_as_it_was_made(store: Store) -> None:
-    job = make_job(spec={"input": {"paths": ["a", "b"]}, "temperature": 0.1, "text": 'ünïcode "quoted" %s'})
+    job = make_job(spec={"input": InputSpec(("a", "b")), "max_error_rate": 0.1, "system_prompt": 'ünïcode "quoted" %s'})
     files = [
         InputFile(0, "/data/ä.parquet", 2**40, "17", "prompt: string\nid: int64", (4, 2), 0),
         InputFile(1, "s3://bucket/b.parquet", 5, "etag", "prompt: string\nid: int64", (4,), 6),
@@ -90,6 +93,19 @@ def test_a_spec_is_never_altered_silently(store: Store, text: str) -> None:
         add_job(store, spec={"system_prompt": text})
     with pytest.raises(UnstorableText):
         add_job(store, name=text)
+
+
+def test_a_stored_spec_of_another_shape_is_one_clear_error(store: Store) -> None:
+    job = add_job(store)
+    spec = {**job.spec.to_json(), "max_attempts": "often", "colour": "red"}
+    store.database.write(lambda connection: connection.execute(sa.update(jobs).values(spec=spec)).close())
+    with pytest.raises(RefusedSpec) as caught:
+        store.jobs.get(job.id)
+    assert str(caught.value) == (
+        "the spec stored with job 'job' cannot be read: max_attempts must be an integer, got 'often';"
+        " colour is no key of a job spec, got 'red'"
+    )
+    assert store.jobs.unfinished() == [job.id]
 
 
 def test_a_long_plan_is_streamed(store: Store) -> None:

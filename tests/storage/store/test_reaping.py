@@ -26,7 +26,7 @@ def test_a_live_lease_is_left_alone(store: Store) -> None:
 def test_an_expired_chunk_goes_out_again(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
-    [released] = store.reaper.reap(future(), 3).released
+    [released] = store.reaper.reap(future()).released
     assert (released.id, released.state, released.epoch, released.attempts, released.worker_id) == (
         chunk.id, ChunkState.PENDING, chunk.epoch + 1, 1, None,
     )  # fmt: skip
@@ -55,7 +55,7 @@ def test_what_was_recorded_before_the_crash_stays(store: Store) -> None:
     job = add_job(store)
     chunk = claim(store, job)
     store.results.write(chunk.lease, [answer(0), answer(3)])
-    store.reaper.reap(future(), 3)
+    store.reaper.reap(future())
     assert store.results.recorded(claim(store, job)) == {(0, 0), (3, 0)}
 
 
@@ -66,7 +66,7 @@ def test_the_job_s_own_limit_says_when_a_chunk_is_under_suspicion(store: Store, 
     while not suspected:
         chunk = claim(store, job)
         assert not under_suspicion(chunk.attempts, limit)
-        suspected = store.reaper.reap(future(), 3).suspected
+        suspected = store.reaper.reap(future()).suspected
     assert [(part.id, part.attempts) for part in suspected] == [(chunk.id, deaths)]
     assert under_suspicion(deaths, limit)
 
@@ -76,7 +76,7 @@ class Mortal:
 
     def __init__(self, store: Store, job: Job, poison: Sequence[int], *, recorded_before: bool) -> None:
         self.store, self.job, self.poison = store, job, poison
-        self.limit = int(job.spec["max_attempts"])
+        self.limit = job.spec.max_attempts
         self.recorded_before = recorded_before
         self.deaths = 0
 

@@ -132,7 +132,7 @@ def test_a_stop_ends_the_wait_for_an_engine(store: Store, tmp_path: Path, script
 def test_a_cancelled_job_keeps_what_finished(
     store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
 ) -> None:
-    job = make_job(store, tmp_path, {"prompt": ["one", "HOLD"]}, lease_seconds=0.6)
+    job = make_job(store, tmp_path, {"prompt": ["one", "HOLD"]}, lease_seconds=1.0)
     running = pool.submit(run_chunk, store, job, script)
     wait_until(lambda: len(script.requests) == 2)
     assert store.jobs.cancel(job.id) is JobState.CANCELLING
@@ -144,7 +144,7 @@ def test_a_cancelled_job_keeps_what_finished(
 def test_a_lost_lease_ends_quietly_and_writes_nothing(
     store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
 ) -> None:
-    job = make_job(store, tmp_path, {"prompt": ["HOLD"]}, lease_seconds=0.6)
+    job = make_job(store, tmp_path, {"prompt": ["HOLD"]}, lease_seconds=1.0)
     chunk = claim(store, job)
     running = pool.submit(run_chunk, store, job, script, chunk=chunk)
     wait_until(lambda: len(script.requests) == 1)
@@ -166,9 +166,9 @@ def test_a_zombies_results_are_refused(store: Store, tmp_path: Path, script: Scr
 def test_heartbeats_keep_a_lease_that_is_shorter_than_the_chunk(
     store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
 ) -> None:
-    job = make_job(store, tmp_path, {"prompt": ["HOLD"]}, lease_seconds=0.6)
+    job = make_job(store, tmp_path, {"prompt": ["HOLD"]}, lease_seconds=1.0)
     stop = threading.Event()
-    running = pool.submit(run_chunk, store, job, script, stop=stop, chunk=claim(store, job, lease_seconds=0.6))
+    running = pool.submit(run_chunk, store, job, script, stop=stop, chunk=claim(store, job, lease_seconds=1.0))
     time.sleep(1.2)
     reaped = store.reaper.reap()
     stop.set()

@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from scheduler.lifecycle import resume
 from storage.records import ChunkMessage, ChunkState, Job, JobState
+from storage.sql.tables import jobs
 from storage.store.store import Store
 from tests.workers.fakes import Script
 from tests.workers.jobs import make_job, results, texts
@@ -93,7 +95,7 @@ def lose_a_worker(store: Store, job: Job) -> None:
 def test_a_chunk_under_suspicion_runs_alone_and_waits_without_a_lease(
     worker: Worker, store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
 ) -> None:
-    busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=0.6)
+    busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=1.0)
     suspect = make_job(store, tmp_path, {"prompt": ["one"]}, name="suspect", max_attempts=1)
     lose_a_worker(store, suspect)
     beside = pool.submit(worker.process_next, busy)
@@ -112,7 +114,7 @@ def test_a_chunk_under_suspicion_runs_alone_and_waits_without_a_lease(
 def test_a_suspect_that_somebody_else_took_meanwhile_is_left_to_them(
     worker: Worker, store: Store, tmp_path: Path, script: Script, pool: ThreadPoolExecutor
 ) -> None:
-    busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=0.6)
+    busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=1.0)
     suspect = make_job(store, tmp_path, {"prompt": ["one"]}, name="suspect", max_attempts=1)
     lose_a_worker(store, suspect)
     beside = pool.submit(worker.process_next, busy)
@@ -125,6 +127,20 @@ def test_a_suspect_that_somebody_else_took_meanwhile_is_left_to_them(
     assert outcome is not None
     assert outcome.status is ChunkStatus.LOST
     beside.result()
+
+
+def test_a_stored_spec_that_cannot_be_read_ends_the_job(worker: Worker, store: Store, tmp_path: Path) -> None:
+    job = make_job(store, tmp_path, {"prompt": ["one"]})
+    (message,) = (chunk.message for chunk in store.chunks.pending(job.id, 1))
+    spec = job.spec.to_json()
+    for broken in ({**spec, "seed": "x"}, spec):
+        store.database.write(
+            lambda connection, spec: connection.execute(sa.update(jobs).values(spec=spec)).close(), broken
+        )
+        assert worker.process(message) is None
+    ended = store.jobs.get(job.id)
+    assert (ended.state, ended.error_code) == (JobState.FAILED, "invalid_spec")
+    assert "seed must be an integer, got 'x'" in str(ended.error_message)
 
 
 def test_a_job_whose_engine_cannot_be_loaded_ends_unless_others_work_on_it(

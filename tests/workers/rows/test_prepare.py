@@ -6,38 +6,36 @@ from typing import Any
 
 import pytest
 
-from storage.records import InputSpec
+from storage.spec import InputSpec, JobSpec
 from tests.workers.fakes import FakeTokenizer
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.errors import BadRow, InvalidSpec
 from workers.rows.prepare import PreparedRow, Preparer, RejectedRow
 from workers.rows.read import Row
-from workers.rows.settings import JobSettings
+from workers.rows.settings import engine_config, with_engine
 
 CONTEXT = 64
 
 
-def settings(**changes: Any) -> JobSettings:
+def job_spec(**changes: Any) -> JobSpec:
     values: dict[str, Any] = {
         "input": InputSpec(paths=("x.parquet",), prompt_column="prompt"),
-        "engine": EngineConfig(target="fake"),
+        "engine": {"target": "fake"},
         "sampling": {"temperature": 0.5, "max_tokens": 8},
-        "num_samples": 1,
     }
-    return JobSettings(**{**values, **changes})
+    return JobSpec(**{**values, **changes})
 
 
-def messages_settings(**changes: Any) -> JobSettings:
-    return settings(input=InputSpec(paths=("x.parquet",), messages_column="messages"), **changes)
+def messages_spec(**changes: Any) -> JobSpec:
+    return job_spec(input=InputSpec(paths=("x.parquet",), messages_column="messages"), **changes)
 
 
-def prepare(
-    rows: list[Row], job: JobSettings | None = None, *, template: bool = True
-) -> list[PreparedRow | RejectedRow]:
-    return Preparer(job or settings(), FakeTokenizer(template), CONTEXT).prepare(rows)
+def prepare(rows: list[Row], job: JobSpec | None = None, *, template: bool = True) -> list[PreparedRow | RejectedRow]:
+    job = job or job_spec()
+    return Preparer(job, engine_config(job), FakeTokenizer(template), CONTEXT).prepare(rows)
 
 
-def prepare_one(row: Row, job: JobSettings | None = None, *, template: bool = True) -> PreparedRow:
+def prepare_one(row: Row, job: JobSpec | None = None, *, template: bool = True) -> PreparedRow:
     prepared = prepare([row], job, template=template)[0]
     assert isinstance(prepared, PreparedRow), prepared
     return prepared
@@ -119,7 +117,7 @@ def test_a_bad_prompt_row_is_its_own_error(row: Row, code: str, says: str) -> No
 
 @pytest.mark.parametrize(("value", "code", "says"), BAD_MESSAGES)
 def test_bad_messages_are_their_own_error(value: Any, code: str, says: str) -> None:
-    bad, good = prepare([Row(0, value), Row(1, [USER])], messages_settings())
+    bad, good = prepare([Row(0, value), Row(1, [USER])], messages_spec())
     assert isinstance(good, PreparedRow)
     assert isinstance(bad, RejectedRow)
     assert bad.code == code
@@ -127,7 +125,7 @@ def test_bad_messages_are_their_own_error(value: Any, code: str, says: str) -> N
 
 
 def test_an_empty_text_without_template_has_nothing_to_answer() -> None:
-    bad = prepare([Row(0, "")], settings(chat_template=False))[0]
+    bad = prepare([Row(0, "")], job_spec(chat_template=False))[0]
     assert isinstance(bad, RejectedRow)
     assert bad.code == "empty_prompt"
 
@@ -135,7 +133,7 @@ def test_an_empty_text_without_template_has_nothing_to_answer() -> None:
 def test_prompts_go_through_the_template_when_there_is_one() -> None:
     assert text_of(prepare_one(Row(0, "hi"))) == "<user>hi\n<assistant>"
     assert text_of(prepare_one(Row(0, "hi"), template=False)) == "hi"
-    assert text_of(prepare_one(Row(0, "hi"), settings(chat_template=False))) == "hi"
+    assert text_of(prepare_one(Row(0, "hi"), job_spec(chat_template=False))) == "hi"
 
 
 @pytest.mark.parametrize(
@@ -150,42 +148,42 @@ def test_prompts_go_through_the_template_when_there_is_one() -> None:
     ids=["structs", "maps", "null fields", "json", "parts"],
 )
 def test_messages_come_as_structs_maps_or_json(value: Any) -> None:
-    assert text_of(prepare_one(Row(0, value), messages_settings())) == "<user>hi\n<assistant>"
+    assert text_of(prepare_one(Row(0, value), messages_spec())) == "<user>hi\n<assistant>"
 
 
 def test_the_system_prompt_goes_in_front_unless_the_row_has_its_own() -> None:
-    job = messages_settings(system_prompt="Be brief")
+    job = messages_spec(system_prompt="Be brief")
     own = [{"role": "system", "content": "Be long"}, USER]
     assert text_of(prepare_one(Row(0, [USER]), job)).startswith("<system>Be brief\n<user>")
     assert text_of(prepare_one(Row(0, own), job)).startswith("<system>Be long\n<user>")
-    assert text_of(prepare_one(Row(0, "hi"), settings(system_prompt="Be brief"))).startswith("<system>Be brief\n")
+    assert text_of(prepare_one(Row(0, "hi"), job_spec(system_prompt="Be brief"))).startswith("<system>Be brief\n")
 
 
 @pytest.mark.parametrize(
     ("job", "template", "says"),
     [
-        (messages_settings(), False, "the messages of column 'messages' need a chat template"),
-        (messages_settings(chat_template=False), True, "chat_template is false"),
-        (settings(chat_template=True), False, "chat_template true needs a chat template"),
-        (settings(system_prompt="Be brief"), False, "system_prompt needs a chat template"),
-        (settings(system_prompt="Be brief", chat_template=False), True, "system_prompt needs a chat template"),
+        (messages_spec(), False, "the messages of column 'messages' need a chat template"),
+        (messages_spec(chat_template=False), True, "chat_template is false"),
+        (job_spec(chat_template=True), False, "chat_template true needs a chat template"),
+        (job_spec(system_prompt="Be brief"), False, "system_prompt needs a chat template"),
+        (job_spec(system_prompt="Be brief", chat_template=False), True, "system_prompt needs a chat template"),
     ],
 )
-def test_what_needs_a_template_ends_the_job_when_there_is_none(job: JobSettings, template: bool, says: str) -> None:
+def test_what_needs_a_template_ends_the_job_when_there_is_none(job: JobSpec, template: bool, says: str) -> None:
     with pytest.raises(InvalidSpec, match=says):
         prepare([Row(0, "hi" if job.input.prompt_column else [USER])], job, template=template)
 
 
 def test_parts_of_a_content_are_lines_and_a_template_may_show_tool_calls() -> None:
     parts = [{"role": "user", "content": [TEXT, {"type": "text", "text": "there"}]}]
-    assert text_of(prepare_one(Row(0, parts), messages_settings())) == "<user>hi\nthere\n<assistant>"
+    assert text_of(prepare_one(Row(0, parts), messages_spec())) == "<user>hi\nthere\n<assistant>"
 
     class ToolTokenizer(FakeTokenizer):
         def render(self, messages: Any, *, parse_content: bool = False) -> str:
             return "".join(f"{m.get('content', '')}{m.get('tool_calls', '')}" for m in messages)
 
     value = [USER, {"role": "assistant", "content": None, "tool_calls": CALLS}]
-    prepared = Preparer(messages_settings(), ToolTokenizer(), 999).prepare([Row(0, value)])[0]
+    prepared = Preparer(messages_spec(), EngineConfig("fake"), ToolTokenizer(), 999).prepare([Row(0, value)])[0]
     assert isinstance(prepared, PreparedRow)
     assert text_of(prepared) == f"hi{CALLS}"
 
@@ -210,22 +208,20 @@ def test_a_row_without_parameters_takes_the_jobs(value: Any) -> None:
 
 
 def test_bad_words_are_tokenised_as_they_start_a_text_and_as_they_follow_a_space() -> None:
-    job = settings(sampling={"bad_words": ["no"]})
+    job = job_spec(sampling={"bad_words": ["no"]})
     assert prepare_one(Row(0, "hi"), job).params.bad_words == (tuple(b"no"), tuple(b" no"))
     own = prepare_one(Row(0, "hi", {"bad_words": ["never"]}), job).params.bad_words
     assert own == (tuple(b"never"), tuple(b" never"))
 
 
-@pytest.mark.parametrize(
-    ("sampling", "says"), [({"temperature": -1}, "temperature"), ({"topp": 1}, "top_p"), ({"n": 3}, "n is the job's")]
-)
+@pytest.mark.parametrize(("sampling", "says"), [({"temperature": -1}, "temperature"), ({"topp": 1}, "top_p")])
 def test_wrong_parameters_of_the_job_end_the_job(sampling: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidSpec, match=says):
-        prepare([Row(0, "hi")], settings(sampling=sampling))
+        prepare([Row(0, "hi")], job_spec(sampling=sampling))
 
 
 def test_requests_have_seeds_of_their_own_and_keep_a_given_one() -> None:
-    prepared = prepare_one(Row(3, "hi"), settings(num_samples=2))
+    prepared = prepare_one(Row(3, "hi"), job_spec(sampling={"n": 2}))
     first, second = prepared.requests((7, 1), [0, 1], job_seed=0, job_id="job")
     assert (first.id, second.id) == ((7, 1, 3, 0), (7, 1, 3, 1))
     assert first.params.seed != second.params.seed
@@ -240,7 +236,7 @@ MIXED = EngineConfig(target="fake", speculation=SpeculationConfig(method="ngram"
 
 @pytest.mark.parametrize("method", [None, "ngram", "suffix", "none"])
 def test_a_row_names_its_speculation_method_and_drafts_are_shared_within_the_job(method: str | None) -> None:
-    prepared = prepare_one(Row(0, "hi", speculation=method), settings(engine=MIXED))
+    prepared = prepare_one(Row(0, "hi", speculation=method), with_engine(job_spec(), MIXED))
     (request,) = prepared.requests((1, 1), [0], job_seed=0, job_id="job")
     assert (request.method, request.scope) == (method, "job")
 
@@ -255,7 +251,7 @@ def test_a_row_names_its_speculation_method_and_drafts_are_shared_within_the_job
     ],
 )
 def test_a_method_that_the_job_does_not_have_is_that_rows_error(method: Any, says: str) -> None:
-    bad, good = prepare([Row(0, "hi", speculation=method), Row(1, "hi")], settings(engine=MIXED))
+    bad, good = prepare([Row(0, "hi", speculation=method), Row(1, "hi")], with_engine(job_spec(), MIXED))
     assert isinstance(bad, RejectedRow)
     assert bad.code == "invalid_params"
     assert says in bad.message

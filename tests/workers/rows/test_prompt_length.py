@@ -11,13 +11,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers import Regex as Pattern
 from transformers import PreTrainedTokenizerFast
 
-from storage.records import InputSpec
+from storage.spec import InputSpec, JobSpec
 from workers.engine.api.config import EngineConfig
 from workers.engine.text.tokenizer import HuggingFaceTokenizer
 from workers.rows.prepare import PreparedRow, Preparer, RejectedRow
 from workers.rows.prompt_length import in_groups
 from workers.rows.read import Row
-from workers.rows.settings import JobSettings
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPACES = ["Ġ" * n for n in (2, 4, 8)]
@@ -129,8 +128,8 @@ def test_a_prompt_far_too_long_is_not_tokenised_and_one_that_fits_is_kept(
     make: Callable[[], Tokenizer], bounded: bool
 ) -> None:
     tokenizer = Recording(make())
-    settings = JobSettings(InputSpec(("x",), prompt_column="prompt"), EngineConfig("fake"), {}, 1, chat_template=False)
-    preparer = Preparer(settings, tokenizer, 200)
+    spec = JobSpec(InputSpec(("x",), prompt_column="prompt"), {}, {}, chat_template=False)
+    preparer = Preparer(spec, EngineConfig("fake"), tokenizer, 200)
     far, fits, spaces = preparer.prepare([Row(0, "ab " * 1_000_000), Row(1, "a b" * 40), Row(2, "a" + " " * 70_000)])
     assert isinstance(far, RejectedRow)
     assert far.code == "prompt_too_long"
@@ -151,8 +150,8 @@ def test_messages_are_measured_before_the_template_renders_them() -> None:
             rendered.extend(message for message in messages if message["content"] != "-")
             return "rendered"
 
-    settings = JobSettings(InputSpec(("x",), messages_column="messages"), EngineConfig("fake"), {}, 1)
-    preparer = Preparer(settings, Rendering(byte_level()), 200)
+    spec = JobSpec(InputSpec(("x",), messages_column="messages"), {}, {})
+    preparer = Preparer(spec, EngineConfig("fake"), Rendering(byte_level()), 200)
     long, padded = preparer.prepare(
         [
             Row(0, [{"role": "user", "content": "ab" * 10_000}]),

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage.files.parquet import read_metadata
-from storage.records import Chunk, InputFile, InputSpec
+from storage.records import Chunk, InputFile
+from storage.spec import InputSpec
 from workers.errors import UnreadableInput
 from workers.rows.read import Row, read_chunk
 
