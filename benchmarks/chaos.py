@@ -42,7 +42,7 @@ from storage.retry import patiently
 from storage.spec import JobSpec
 from storage.store.store import Store
 from storage.wire import TASK_NAME, broker_settings
-from tests.system.light_engine import engine_for
+from tests.support.cluster.light_engine import engine_for
 from workers.chunks.chunk import process_chunk
 from workers.hosting.shared import EngineHosts
 
@@ -360,7 +360,7 @@ class _Services(_Deployment):
         return [str(result.output_text) for result in self.store.results.iterate(job.id)]
 
     def _start_worker(self, freeze: str | None = None) -> subprocess.Popen[bytes]:
-        script = str(ROOT / "tests/system/worker_process.py")
+        script = str(ROOT / "tests/support/cluster/worker_process.py")
         return self.start(script, self.broker, self.url, "2", *([freeze] if freeze else []))
 
     def _start_scheduler(self) -> subprocess.Popen[bytes]:

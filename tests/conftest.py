@@ -14,11 +14,8 @@ import pytest
 from psycopg import sql
 
 from storage.store.store import Store
+from tests.support.services.urls import POSTGRES, RABBITMQ, REDIS, missing
 
-POSTGRES = os.environ.get("NIGHTDRAFT_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
-REDIS = os.environ.get("NIGHTDRAFT_TEST_REDIS", "redis://127.0.0.1:6379")
-RABBITMQ = os.environ.get("NIGHTDRAFT_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672//")
-SERVICES_REQUIRED = os.environ.get("NIGHTDRAFT_REQUIRE_SERVICES") == "1"
 _REDIS_LOCK_SECONDS = 1800
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -26,11 +23,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def _missing(service: str, url: str, error: Exception) -> NoReturn:
-    reason = f"no {service} answers at {url}: {error}"
-    if SERVICES_REQUIRED:
-        pytest.fail(f"{reason} (and NIGHTDRAFT_REQUIRE_SERVICES=1)")
-    pytest.skip(reason)
+def _silent(service: str, url: str, error: Exception) -> NoReturn:
+    missing(f"no {service} answers at {url}: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +35,7 @@ def _postgres_database() -> Iterator[str]:
         with psycopg.connect(POSTGRES, autocommit=True, connect_timeout=5) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     except psycopg.OperationalError as error:
-        _missing("PostgreSQL", POSTGRES, error)
+        _silent("PostgreSQL", POSTGRES, error)
     head, _, query = POSTGRES.partition("?")
     yield head.rsplit("/", 1)[0] + "/" + name + (f"?{query}" if query else "")
     with psycopg.connect(POSTGRES, autocommit=True) as connection:
@@ -81,7 +75,7 @@ def _redis_database() -> Iterator[str]:
         try:
             numbers = int(server.config_get("databases")["databases"])
         except redis.ConnectionError as error:
-            _missing("Redis", REDIS, error)
+            _silent("Redis", REDIS, error)
         lock = "nightdraft-test-database-{}"
         free = (n for n in range(1, numbers) if server.set(lock.format(n), "taken", nx=True, ex=_REDIS_LOCK_SECONDS))
         number = next(free, None)
@@ -108,7 +102,7 @@ def rabbitmq_url() -> str:
         with kombu.Connection(RABBITMQ, connect_timeout=5) as connection:
             connection.ensure_connection(max_retries=1, timeout=5)
     except (OSError, kombu.exceptions.OperationalError) as error:
-        _missing("RabbitMQ", RABBITMQ, error)
+        _silent("RabbitMQ", RABBITMQ, error)
     return RABBITMQ
 
 

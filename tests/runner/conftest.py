@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,59 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
 
-from runner.cli import app
-
-TARGET = "scripted:eos_every=8"
-
-
-class Cli:
-    """Runs `nightdraft` in this process, in a directory and on a store of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.store = f"sqlite:///{folder / 'jobs.db'}"
-        self._runner = CliRunner()
-
-    def __call__(self, *arguments: str, code: int = 0) -> Result:
-        """Run a command and check its exit code."""
-        result = self._runner.invoke(app, list(arguments), env={"NIGHTDRAFT_STORE": self.store, "COLUMNS": "200"})
-        assert result.exit_code == code, (
-            f"{arguments}: exit code {result.exit_code}\n{result.output}\n{result.exception!r}"
-        )
-        return result
-
-    def json(self, *arguments: str, code: int = 0) -> Any:
-        """Run a command with --json and read what it prints on stdout."""
-        return json.loads(self(*arguments, "--json", code=code).stdout)
-
-    def run(self, path: Path, *arguments: str, target: str = TARGET, code: int = 0) -> Any:
-        """`nightdraft run` on the scripted model."""
-        return self.json("run", str(path), "--target", target, "--max-tokens", "16", *arguments, code=code)
+from tests.support.cli import Cli
+from tests.support.disks import SmallDisk
 
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.chdir(tmp_path)
     return Cli(tmp_path)
-
-
-class SmallDisk:
-    """A file system of a few megabytes, of which all but a little is taken by a filler."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._filler = folder / "filler"
-
-    def leave(self, free: int) -> None:
-        """Grow or shrink the filler so that so many bytes are free."""
-        self._filler.unlink(missing_ok=True)
-        self._filler.write_bytes(bytes(max(shutil.disk_usage(self.folder).free - free, 0)))
-
-    @property
-    def files(self) -> list[str]:
-        return sorted(path.name for path in self.folder.iterdir() if path != self._filler)
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from scheduler.errors import InputChanged, WrongState
 from scheduler.finishing import TOO_MANY_ERRORS, finish_if_done
 from storage.records import Job, JobState
 from storage.store.store import Store
-from tests.scheduler.helpers import complete, write_prompts
-from tests.scheduler.intake.test_submission import submitted, work_through
+from tests.support.submissions import complete, submitted, work_through, write_prompts
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from storage.processes import ProcessIdentity, has_ended, this_process
 from storage.store.store import Store
-from tests.storage.helpers import add_job, claim
+from tests.support.records import add_job, claim
 
 PROGRAM = (
     "import dataclasses, json, sys; from storage.processes import this_process;"

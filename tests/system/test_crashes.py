@@ -11,8 +11,8 @@ import pytest
 
 from scheduler.daemon.publisher import CeleryPublisher
 from storage.records import ChunkMessage, JobState
-from tests.system.cluster import Cluster, wait_until
-from tests.system.conftest import BrokerServer
+from tests.support.cluster.cluster import Cluster, wait_until
+from tests.support.services.brokers import BrokerServer
 
 pytestmark = pytest.mark.service
 

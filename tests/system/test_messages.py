@@ -15,8 +15,8 @@ from amqp.basic_message import Message
 from scheduler.daemon.publisher import CeleryPublisher
 from storage.records import ChunkMessage, JobState
 from storage.wire import QUEUE_NAME, TASK_NAME
-from tests.system.cluster import Cluster, wait_until
-from tests.system.conftest import BrokerServer
+from tests.support.cluster.cluster import Cluster, wait_until
+from tests.support.services.brokers import BrokerServer
 
 pytestmark = pytest.mark.service
 

@@ -17,9 +17,9 @@ from psycopg import sql
 from sqlalchemy.engine import make_url
 
 from storage.records import ChunkState, Job, JobState
-from tests.conftest import POSTGRES
-from tests.system.cluster import Cluster, wait_until
-from tests.system.conftest import BrokerServer
+from tests.support.cluster.cluster import Cluster, wait_until
+from tests.support.services.brokers import BrokerServer
+from tests.support.services.urls import POSTGRES
 
 pytestmark = pytest.mark.service
 

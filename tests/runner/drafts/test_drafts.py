@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.conftest import Cli
-from tests.workers.engine.models.tiny import config_of, save
-from tests.workers.engine.speculators.drafts import random_heads, write_heads
+from tests.support.cli import Cli
+from tests.support.drafts.weights import random_heads, write_heads
+from tests.support.models.tiny import config_of, save
 
 WritePrompts = Callable[..., Path]
 TARGET = "scripted:seed=3,order=2,eos_every=0,sharpness=2.0"

@@ -14,7 +14,7 @@ from runner.jobs.local import LocalRun
 from runner.output.progress import JsonDisplay
 from storage.records import JobState
 from storage.store.store import Store
-from tests.runner.conftest import Cli
+from tests.support.cli import Cli
 from workers.engine.api.config import EngineConfig
 from workers.engine.models.loading.load import load_model
 from workers.engine.speculators.self.skip_file import SkipFile

@@ -21,7 +21,8 @@ from runner.output.progress import JsonDisplay
 from storage.errors import StoreFull
 from storage.records import JobState
 from storage.store.store import Store
-from tests.runner.conftest import TARGET, Cli, SmallDisk
+from tests.support.cli import TARGET, Cli
+from tests.support.disks import SmallDisk
 
 WritePrompts = Callable[..., Path]
 TARGET_FOR_A_WHILE = "scripted:eos_every=0,delay_ms=2"

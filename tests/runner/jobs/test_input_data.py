@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.runner.conftest import Cli
+from tests.support.cli import Cli
 
 
 def of_every_type() -> dict[str, pa.Array]:

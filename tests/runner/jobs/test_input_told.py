@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.runner.conftest import TARGET, Cli
+from tests.support.cli import TARGET, Cli
 
 WritePrompts = Callable[..., Path]
 

@@ -16,7 +16,7 @@ import pytest
 
 from storage.records import ChunkState, JobState
 from storage.store.store import Store
-from tests.runner.conftest import Cli
+from tests.support.cli import Cli
 
 WritePrompts = Callable[..., Path]
 MAIN = "from runner.cli import main; main()"

@@ -16,7 +16,7 @@ from runner.spec.parse import parse_spec
 from storage.records import Job, JobState
 from storage.store.query import run_sql
 from storage.store.store import Store
-from tests.runner.conftest import TARGET, Cli
+from tests.support.cli import TARGET, Cli
 
 WritePrompts = Callable[..., Path]
 METHODS = ["none", "ngram", "suffix", "draft_model", None]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.runner.conftest import TARGET, Cli
+from tests.support.cli import TARGET, Cli
 
 NIGHTDRAFT = "import sys; from runner.cli import main; sys.argv[0] = 'nightdraft'; main()"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.runner.conftest import TARGET, Cli
-from tests.workers.engine.models.tiny import config_of, save
+from tests.support.cli import TARGET, Cli
+from tests.support.models.tiny import config_of, save
 
 WritePrompts = Callable[..., Path]
 

@@ -21,8 +21,8 @@ from runner.output.progress import JsonDisplay
 from runner.spec.parse import parse_spec
 from storage.records import ChunkState, JobState
 from storage.store.store import Store
-from tests.runner.conftest import TARGET, Cli
-from tests.runner.spec.test_spec import MINIMAL
+from tests.support.cli import TARGET, Cli
+from tests.support.specs import MINIMAL
 
 WritePrompts = Callable[..., Path]
 

@@ -13,7 +13,7 @@ import pytest
 from runner.output.draft_advice import draft_warning
 from storage.records import Counts, Job, JobState
 from storage.spec import InputSpec, JobSpec
-from tests.runner.conftest import Cli
+from tests.support.cli import Cli
 from workers.engine.measure.report import BatchReport, recommend
 
 TARGET = "scripted:seed=1,order=2,eos_every=0"

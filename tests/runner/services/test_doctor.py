@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.runner.conftest import Cli
+from tests.support.cli import Cli
 
 
 def test_a_healthy_machine_without_a_broker(cli: Cli) -> None:

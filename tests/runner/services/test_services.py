@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.conftest import TARGET, Cli
+from tests.support.cli import TARGET, Cli
 
 pytestmark = pytest.mark.service
 MAIN = "import os; os.geteuid = lambda: 0; from runner.cli import main; main()"

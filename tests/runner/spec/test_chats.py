@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.runner.conftest import TARGET, Cli
-from tests.workers.engine.models.tiny import config_of, save
+from tests.support.cli import TARGET, Cli
+from tests.support.models.tiny import config_of, save
 
 CHATML = (
     "{% for m in messages %}{{ '<3>' + m.role + '\n' + m.content + '<2>\n' }}{% endfor %}"

@@ -14,8 +14,8 @@ import sentencepiece
 import transformers
 from safetensors.torch import save_file
 
-from tests.runner.conftest import Cli
-from tests.workers.engine.models.tiny import COMMON, GROUPED, build, config_of, save, save_tokenizer
+from tests.support.cli import Cli
+from tests.support.models.tiny import COMMON, GROUPED, build, config_of, save, save_tokenizer
 from workers.engine.api.config import EngineConfig
 from workers.engine.models.loading.load import load_model
 

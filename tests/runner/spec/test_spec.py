@@ -10,10 +10,9 @@ import pytest
 from runner.errors import SpecError
 from runner.spec.parse import ENGINE_KEYS, INPUT_KEYS, JOB_KEYS, SAMPLING_KEYS, SPECULATION_KEYS, parse_spec
 from storage.spec import JobSpec, plain
+from tests.support.specs import MINIMAL
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.rows.settings import engine_config, with_engine
-
-MINIMAL: dict[str, Any] = {"input": {"paths": ["a.parquet"]}, "engine": {"target": "m"}}
 
 
 def with_value(path: str, value: Any) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from scheduler.daemon.dispatch import Dispatcher
 from scheduler.errors import BrokerUnavailable
 from storage.records import ChunkState
 from storage.store.store import Store
-from tests.scheduler.helpers import MemoryPublisher, work_off, write_prompts
-from tests.scheduler.intake.test_submission import submitted
-from tests.storage.helpers import IN_FLIGHT
+from tests.support.records import IN_FLIGHT
+from tests.support.submissions import MemoryPublisher, submitted, work_off, write_prompts
 
 
 @pytest.fixture

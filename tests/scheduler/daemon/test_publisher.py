@@ -9,8 +9,8 @@ from scheduler.daemon.publisher import CeleryPublisher
 from scheduler.errors import BrokerUnavailable
 from storage.records import ChunkMessage
 from storage.wire import TASK_NAME, UnsupportedBroker, broker_settings
-from tests.scheduler.proxy import Proxy
-from tests.scheduler.queues import broker_queue
+from tests.support.services.proxy import Proxy
+from tests.support.services.queues import broker_queue
 
 MESSAGE = ChunkMessage("job", 7, 3)
 

@@ -12,10 +12,9 @@ from storage.errors import StoreUnavailable
 from storage.records import ChunkMessage, Job, JobState, Result, RowInHand, RowStatus
 from storage.store.reaping import under_suspicion
 from storage.store.store import Store
-from tests.scheduler.helpers import MemoryPublisher, work_off, write_prompts
-from tests.scheduler.intake.test_submission import submitted
-from tests.scheduler.proxy import Proxy
-from tests.scheduler.queues import broker_queue
+from tests.support.services.proxy import Proxy
+from tests.support.services.queues import broker_queue
+from tests.support.submissions import MemoryPublisher, submitted, work_off, write_prompts
 
 pytestmark = pytest.mark.anyio
 

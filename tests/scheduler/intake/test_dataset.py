@@ -11,7 +11,7 @@ import pytest
 from scheduler.errors import InvalidInput
 from scheduler.intake.dataset import inspect
 from storage.spec import InputSpec
-from tests.scheduler.helpers import write_prompts
+from tests.support.submissions import write_prompts
 
 MESSAGES = [[{"role": "user", "content": "hi"}]]
 

@@ -9,37 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from scheduler.errors import InputChanged, InvalidJob, SpecChanged, WrongState
-from scheduler.intake.dataset import inspect
-from scheduler.intake.submission import Submission, submit
 from storage.files.export import export_job
 from storage.records import JobState
-from storage.spec import InputSpec, JobSpec
 from storage.store.store import Store
-from tests.scheduler.helpers import complete, job_spec, write_prompts
+from tests.support.submissions import job_spec, submitted, work_through, write_prompts
 
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     return write_prompts(tmp_path / "in" / "prompts.parquet", 100, id=list(range(100)))
-
-
-def submitted(
-    store: Store,
-    path: Path,
-    *,
-    new: bool = False,
-    limit: int | None = None,
-    defaults: JobSpec | None = None,
-    **fields: Any,
-) -> Submission:
-    asked = InputSpec((str(path),), limit=limit)
-    return submit(store, job_spec(input=asked, **fields), inspect(asked), new=new, defaults=defaults)
-
-
-def work_through(store: Store, job_id: str) -> None:
-    while chunk := store.chunks.claim_next("worker-1", 60.0, job_id):
-        complete(store, chunk)
-    store.jobs.finalize_if_done(job_id)
 
 
 def test_a_job_is_stored_with_its_files_chunks_and_settled_columns(store: Store, prompts: Path) -> None:

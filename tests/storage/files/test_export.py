@@ -16,7 +16,7 @@ from storage.files.export import RESULT_FIELDS, export_job
 from storage.files.parquet import read_metadata
 from storage.records import Job
 from storage.store.store import Store
-from tests.storage.helpers import answer, claim, failure, make_job, pairs, plan, work
+from tests.support.records import answer, claim, failure, make_job, pairs, plan, work
 
 RESULT_COLUMNS = [
     "_row_index", "_sample", "_status", "_error_code", "_error_message", "output_text", "finish_reason", "stop_reason",

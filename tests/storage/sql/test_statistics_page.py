@@ -13,7 +13,7 @@ import pytest
 
 from storage.store.query import run_sql
 from storage.store.store import Store
-from tests.storage.helpers import add_job, work
+from tests.support.records import add_job, work
 
 PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
 BLOCKS = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)

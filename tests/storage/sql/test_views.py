@@ -17,7 +17,7 @@ from storage.sql import views
 from storage.store.query import run_sql
 from storage.store.store import Store
 from storage.store.telemetry import EngineSample
-from tests.storage.helpers import add_job, answer, claim, failure, pairs, work
+from tests.support.records import add_job, answer, claim, failure, pairs, work
 
 COUNTS = (
     "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_trimmed_draft_tokens", "num_output_tokens",

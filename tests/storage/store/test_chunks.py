@@ -8,7 +8,7 @@ import pytest
 from storage.errors import ChunkIncomplete
 from storage.records import ChunkState, JobState, Lease
 from storage.store.store import Store
-from tests.storage.helpers import IN_FLIGHT, LEASE, add_job, answer, claim, pairs
+from tests.support.records import IN_FLIGHT, LEASE, add_job, answer, claim, pairs
 
 
 def test_dispatch_claim_finish(store: Store) -> None:

@@ -14,7 +14,7 @@ import pytest
 from storage.errors import LeaseLost, StoreUnavailable
 from storage.records import ChunkState, JobState
 from storage.store.store import Store
-from tests.storage.helpers import LEASE, add_job, answer, claim, pairs
+from tests.support.records import LEASE, add_job, answer, claim, pairs
 
 PROCESSES = 3
 

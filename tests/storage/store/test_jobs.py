@@ -10,7 +10,7 @@ from storage.records import Chunk, ChunkState, InputFile, JobProgress, JobState
 from storage.spec import InputSpec
 from storage.sql.tables import jobs
 from storage.store.store import Store
-from tests.storage.helpers import add_job, make_job, plan, work
+from tests.support.records import add_job, make_job, plan, work
 
 
 def test_a_job_comes_back_as_it_was_made(store: Store) -> None:

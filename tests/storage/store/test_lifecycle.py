@@ -5,7 +5,7 @@ import pytest
 from storage.errors import JobStopped, UnknownJob
 from storage.records import Chunk, ChunkState, Job, JobState, RowStatus
 from storage.store.store import Store
-from tests.storage.helpers import LEASE, add_job, answer, claim, failure, pairs, work
+from tests.support.records import LEASE, add_job, answer, claim, failure, pairs, work
 
 
 def record(store: Store, chunk: Chunk, *, bad_rows: tuple[int, ...] = ()) -> None:

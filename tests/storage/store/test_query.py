@@ -5,7 +5,7 @@ import pytest
 from storage.errors import InvalidQuery
 from storage.store.query import run_sql
 from storage.store.store import Store
-from tests.storage.helpers import add_job
+from tests.support.records import add_job
 
 
 def test_columns_and_rows(store: Store) -> None:

@@ -10,7 +10,7 @@ from storage.errors import LeaseLost
 from storage.records import Chunk, ChunkState, Job, JobState, RowInHand, RowStatus
 from storage.store.reaping import under_suspicion
 from storage.store.store import Store
-from tests.storage.helpers import LEASE, add_job, answer, claim, pairs, work
+from tests.support.records import LEASE, add_job, answer, claim, pairs, work
 
 
 def future() -> datetime:

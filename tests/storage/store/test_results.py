@@ -10,7 +10,7 @@ from storage.errors import InvalidResult, LeaseLost
 from storage.records import Acceptance, Job, Lease, Result, RowStatus
 from storage.sql.encoding import storable
 from storage.store.store import Store
-from tests.storage.helpers import LEASE, add_job, answer, claim, failure, pairs
+from tests.support.records import LEASE, add_job, answer, claim, failure, pairs
 
 
 def test_results_come_back_as_they_were_written(store: Store) -> None:

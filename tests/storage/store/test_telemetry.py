@@ -6,7 +6,7 @@ from storage.processes import ProcessIdentity
 from storage.records import TokenCounts
 from storage.store.store import Store
 from storage.store.telemetry import EngineSample
-from tests.storage.helpers import add_job
+from tests.support.records import add_job
 
 
 def test_workers_report_and_sign_off(store: Store) -> None:

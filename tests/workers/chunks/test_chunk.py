@@ -12,8 +12,8 @@ import pytest
 
 from storage.records import ChunkState, JobState, Result, RowStatus
 from storage.store.store import Store
-from tests.workers.fakes import Script
-from tests.workers.jobs import claim, make_job, results, run_chunk, texts
+from tests.support.fake_engine import Script
+from tests.support.jobs import claim, make_job, results, run_chunk, texts
 from workers.chunks.chunk import ChunkStatus, process_chunk
 from workers.engine.api.errors import ModelNotFound
 from workers.hosting.shared import EngineHosts

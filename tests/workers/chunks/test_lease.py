@@ -12,8 +12,8 @@ from storage.retry import patiently
 from storage.store.chunks import Heartbeat
 from storage.store.room import Room
 from storage.store.store import Store
-from tests.workers.fakes import Script
-from tests.workers.jobs import claim, make_job, run_chunk, texts
+from tests.support.fake_engine import Script
+from tests.support.jobs import claim, make_job, run_chunk, texts
 from workers.chunks.chunk import ChunkStatus
 from workers.chunks.lease import LeaseKeeper
 

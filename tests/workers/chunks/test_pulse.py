@@ -12,8 +12,8 @@ from storage.records import Job
 from storage.sql.tables import engine_samples, models
 from storage.store.query import run_sql
 from storage.store.store import Store
-from tests.workers.fakes import Script
-from tests.workers.jobs import make_job
+from tests.support.fake_engine import Script
+from tests.support.jobs import make_job
 from workers.chunks.pulse import Pulse, record_what_runs
 from workers.chunks.worker import Worker
 from workers.engine.api.config import EngineConfig, SpeculationConfig

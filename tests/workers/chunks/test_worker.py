@@ -15,8 +15,8 @@ from scheduler.lifecycle import resume
 from storage.records import ChunkMessage, ChunkState, Job, JobState
 from storage.sql.tables import jobs
 from storage.store.store import Store
-from tests.workers.fakes import Script
-from tests.workers.jobs import make_job, results, texts
+from tests.support.fake_engine import Script
+from tests.support.jobs import make_job, results, texts
 from workers.chunks.chunk import ChunkStatus
 from workers.chunks.worker import Draining, Worker
 from workers.hosting.interface import without_remote_code

@@ -1,18 +1,34 @@
-"""The demo model for tests marked `model`, loaded once in each dtype."""
+"""How many threads a test has, and the demo model for tests marked `model`, loaded once in each dtype."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+import torch
 
+from tests.support.models.demo import ALIAS
 from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import ModelNotFound
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading.load import load_model
 from workers.engine.models.loading.sources import Source, resolve
 
-ALIAS = "smollm2-135m"
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """One thread is fastest for tiny models."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> None:
+    """Tests that say so (indirectly) get another number."""
+    torch.set_num_threads(getattr(request, "param", 1))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.workers.fakes import Script
+from tests.support.fake_engine import Script
 from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import ModelNotFound
 from workers.engine.api.request import Request

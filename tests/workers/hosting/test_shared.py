@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.workers.fakes import Script
+from tests.support.fake_engine import Script
 from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import ModelNotFound
 from workers.errors import GaveUp

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from storage.spec import InputSpec, JobSpec
-from tests.workers.fakes import FakeTokenizer
+from tests.support.fake_engine import FakeTokenizer
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.errors import BadRow, InvalidSpec
 from workers.rows.prepare import PreparedRow, Preparer, RejectedRow

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.workers.engine.helpers import engine, run
-from tests.workers.engine.models.tiny import write_gguf
+from tests.support.engine.runs import engine, run
+from tests.support.models.tiny import write_gguf
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api import phases
 from workers.engine.kernels.cpu import runtime

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.workers.engine.controller.test_controller import sequence, step
+from tests.support.engine.sequences import sequence, step
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.controller import StepCost, make_controller
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from workers.engine import Request, SamplingParams, SpeculationConfig
+from tests.support.engine.sequences import sequence, step
+from workers.engine import SpeculationConfig
 from workers.engine.controller import make_controller
-from workers.engine.state.sequence import Sequence
 from workers.engine.verifier import Verdict
-
-TOKENS = 128
 
 
 @dataclass
@@ -29,11 +27,6 @@ class Counts:
     @property
     def drafted_per_step(self) -> float:
         return self.drafted / self.steps
-
-
-def sequence(index: int, tokens: int = TOKENS, method: str | None = None) -> Sequence:
-    request = Request(index, (1,), SamplingParams(max_tokens=tokens), method=method)
-    return Sequence(request, index, frozenset(), 10**6)
 
 
 def simulate(policy: str, acceptance: float, *, longest: int = 4, sequences: int = 48, batch: int = 12) -> Counts:
@@ -54,12 +47,6 @@ def simulate(policy: str, acceptance: float, *, longest: int = 4, sequences: int
                 running.remove(seq)
                 controller.release(seq)
     return counts
-
-
-def step(seq: Sequence, length: int, acceptance: float, rng: random.Random) -> Verdict:
-    accepted = next((level for level in range(length) if rng.random() >= acceptance), length)
-    seq.tokens.extend([1] * (accepted + 1))
-    return Verdict(seq, accepted + 1, tuple(range(accepted)), min(accepted + 1, length))
 
 
 @pytest.mark.parametrize("longest", [1, 4, 8])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.helpers import run
-from tests.workers.engine.models.tiny import VOCAB, prompt
-from tests.workers.engine.speculators.drafts import tiny_model
+from tests.support.drafts.weights import tiny_model
+from tests.support.engine.runs import run
+from tests.support.models.tiny import VOCAB, prompt
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.measure.calibrate_self import SelfCalibration, StepCosts, calibrate_self, measure_costs

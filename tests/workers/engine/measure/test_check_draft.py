@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.engine.models.tiny import config_of, prompt, save
-from tests.workers.engine.speculators.drafts import (
+from tests.support.drafts.weights import (
     HIDDEN,
     eagle3_tensors,
     random_heads,
@@ -19,6 +18,7 @@ from tests.workers.engine.speculators.drafts import (
     write_eagle,
     write_heads,
 )
+from tests.support.models.tiny import config_of, prompt, save
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.api.stats import AcceptanceStats

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.models.tiny import ACCEPTED, VOCAB, WEIGHED, config_of, save
-from tests.workers.engine.speculators.drafts import (
+from tests.support.drafts.weights import (
     LAYER,
     eagle1_tensors,
     eagle3_tensors,
@@ -20,6 +19,7 @@ from tests.workers.engine.speculators.drafts import (
     write_eagle,
     write_heads,
 )
+from tests.support.models.tiny import ACCEPTED, VOCAB, WEIGHED, config_of, save
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.engine.api.errors import EngineError
 from workers.engine.api.request import Request

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.models.tiny import ACCEPTED, LONGROPE, VOCAB, WEIGHED, build, config_of, prompt
+from tests.support.models.tiny import ACCEPTED, LONGROPE, VOCAB, WEIGHED, build, config_of, prompt
 from workers.engine.api.errors import InvalidConfig, UnsupportedModel
 from workers.engine.models.executor import Executor
 from workers.engine.models.executors.hf import HuggingFaceExecutor

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from tests.workers.engine.models.hub import serve_hub
-from tests.workers.engine.models.tiny import build, config_of, save, save_tokenizer, write_gguf
+from tests.support.models.hub import serve_hub
+from tests.support.models.tiny import build, config_of, save, save_tokenizer, write_gguf
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.engine.api.errors import EngineError, UnsupportedModel
 from workers.engine.measure.preflight import Preflight

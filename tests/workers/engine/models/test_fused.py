@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.models.tiny import VOCAB, build, config_of, prompt
+from tests.support.models.tiny import VOCAB, build, config_of, prompt
 from workers.engine.attention.interface import load_attention
 from workers.engine.models.executor import Executor, ModelOutput
 from workers.engine.models.executors.fused import FusedExecutor, covers

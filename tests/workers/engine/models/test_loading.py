@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.workers.engine.models.tiny import LONGROPE, build, config_of, prompt, save
+from tests.support.models.tiny import LONGROPE, build, config_of, prompt, save
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.engine.models.loading import sources

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.helpers import mixed_requests, run
-from tests.workers.engine.models.tiny import build, config_of, prompt, save
+from tests.support.engine.runs import mixed_requests, run
+from tests.support.models.tiny import build, config_of, prompt, save
 from workers.engine import EngineConfig, EngineCore, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig, UnsupportedModel
 from workers.engine.kernels.cpu.quantise import ZERO, quantise_rows

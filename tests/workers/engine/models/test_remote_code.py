@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.workers.engine.models.hub import serve_hub
-from tests.workers.engine.models.tiny import config_of, save, write_gguf
+from tests.support.models.hub import serve_hub
+from tests.support.models.tiny import config_of, save, write_gguf
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.engine.api.errors import EngineError, UnsupportedModel
 from workers.engine.measure.preflight import Preflight

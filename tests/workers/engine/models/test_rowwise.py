@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.workers.engine.models.tiny import build, config_of, prompt
+from tests.support.models.tiny import build, config_of, prompt
 from workers.engine.models.layers.rowwise import Rowwise
 from workers.engine.models.loading.pretrained import build_executor
 from workers.engine.models.trial import Trial

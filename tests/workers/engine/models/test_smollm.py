@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.workers.engine.conftest import ALIAS
+from tests.support.models.demo import ALIAS
 from workers.engine.api.config import EngineConfig
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading.gguf_copy import converted

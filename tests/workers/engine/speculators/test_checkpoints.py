@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.helpers import engine as scripted_engine
-from tests.workers.engine.helpers import run
-from tests.workers.engine.models.tiny import VOCAB
-from tests.workers.engine.speculators.drafts import (
+from tests.support.drafts.cores import medusa_core
+from tests.support.drafts.eagle_runs import AUX, FEATURES, INPUT_NORM, NORMS, Run
+from tests.support.drafts.weights import (
     HIDDEN,
     LAYER,
     eagle1_tensors,
@@ -26,8 +25,10 @@ from tests.workers.engine.speculators.drafts import (
     write_eagle,
     write_heads,
 )
-from tests.workers.engine.speculators.test_forward import AUX, FEATURES, INPUT_NORM, NORMS, Run
-from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
+from tests.support.engine.runs import engine as scripted_engine
+from tests.support.engine.runs import run
+from tests.support.models.tiny import VOCAB
+from workers.engine import EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig, ModelNotFound, UnsupportedModel
 from workers.engine.attention.interface import load_attention
 from workers.engine.models.layers.precision import Precision
@@ -299,12 +300,6 @@ def test_a_target_that_cannot_lend_is_named(tmp_path: Path) -> None:
 
 def paths_of(depth: int) -> tuple[tuple[int, ...], ...]:
     return tuple((0,) * level for level in range(1, depth + 1))
-
-
-def medusa_core(heads: int, directory: Path, **options: Any) -> EngineCore:
-    draft = write_heads(directory, random_heads(heads))
-    speculation = SpeculationConfig(method="medusa", draft=draft, policy="fixed", **options)
-    return EngineCore(EngineConfig("tiny", speculation=speculation, kv_blocks=60), model=tiny_target())
 
 
 def deepest(core: EngineCore) -> int:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.helpers import answers, mixed_requests, run
-from tests.workers.engine.models.tiny import VOCAB, prompt
-from tests.workers.engine.speculators.drafts import (
+from tests.support.drafts.eagle_runs import AUX, FEATURES, Run
+from tests.support.drafts.weights import (
     HIDDEN,
     LAYER,
     eagle1_tensors,
@@ -22,7 +21,8 @@ from tests.workers.engine.speculators.drafts import (
     write_eagle,
     write_heads,
 )
-from tests.workers.engine.speculators.test_forward import AUX, FEATURES, Run
+from tests.support.engine.runs import answers, mixed_requests, run
+from tests.support.models.tiny import VOCAB, prompt
 from workers.engine import EngineConfig, EngineCore, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig, UnsupportedModel
 from workers.engine.attention.interface import load_attention

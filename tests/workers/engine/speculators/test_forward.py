@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.models.tiny import VOCAB
-from tests.workers.engine.speculators.drafts import (
+from tests.support.drafts.eagle_runs import AUX, FEATURES, INPUT_NORM, NORMS, Run
+from tests.support.drafts.reference import Eagle, medusa_logits
+from tests.support.drafts.weights import (
     HIDDEN,
     LAYER,
     eagle1_tensors,
@@ -26,30 +27,22 @@ from tests.workers.engine.speculators.drafts import (
     write_eagle,
     write_heads,
 )
-from tests.workers.engine.speculators.reference import Eagle, medusa_logits
-from workers.engine.api.request import Request
+from tests.support.models.tiny import VOCAB
 from workers.engine.attention.interface import load_attention
 from workers.engine.models.layers.precision import Precision, Trainable
 from workers.engine.speculators.eagle.checkpoint import open_eagle
 from workers.engine.speculators.eagle.layer import EagleModel, build_eagle
 from workers.engine.speculators.medusa.heads import MedusaHeads
 from workers.engine.speculators.shared.checkpoint import Tensors, open_draft
-from workers.engine.state.batch import Batch, Feed
-from workers.engine.state.kv_cache import FINAL, CacheShape, KVCache
-from workers.engine.state.sequence import Sequence
+from workers.engine.state.batch import Feed
+from workers.engine.state.kv_cache import FINAL, CacheShape
 from workers.engine.state.tree import DraftTree
 
-FEATURES = CacheShape.uniform(6, 2, 8, torch.float32, torch.device("cpu"), HIDDEN)
-NORMS = {
-    f"fc_norm.{i}.weight": 1 + 0.2 * torch.randn(HIDDEN, generator=torch.Generator().manual_seed(i)) for i in range(3)
-}
-INPUT_NORM = {"input_norm.weight": 1 + 0.2 * torch.randn(3 * HIDDEN, generator=torch.Generator().manual_seed(9))}
 QWEN = {
     f"layers.0.self_attn.{part}_norm.weight": 1 + 0.2 * torch.randn(16, generator=torch.Generator().manual_seed(7))
     for part in "qk"
 }
 TOKENS = [3, 5, 7, 11, 13, 17]
-AUX = {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]}
 
 
 def biases(name: str, rows: dict[str, int]) -> dict[str, torch.Tensor]:
@@ -128,31 +121,6 @@ def build_case(case: Case, directory: Path, target: Any, attention: str = "numba
 def reference(case: Case, model: Any) -> Eagle:
     embed = case.tensors.get("embed_tokens.weight", model.model.embed_tokens.weight.detach())
     return Eagle(case.tensors, embed, case.version, case.layer, **case.flags)
-
-
-class Run:
-    """Feeds entries and tree nodes of several sequences, and remembers the outputs."""
-
-    def __init__(self, model: EagleModel) -> None:
-        self.model = model
-        self.cache = KVCache(model.cache_shape, 40, 4, shift=1)
-
-    def open(self, index: int, tokens: list[int]) -> Sequence:
-        seq = Sequence(Request(index, tokens), index, frozenset(), 256)
-        self.cache.open(seq)
-        assert self.cache.reserve(seq, len(seq) + 12)
-        return seq
-
-    def entries(self, feeds: list[Feed], features: dict[Sequence, torch.Tensor]) -> list[torch.Tensor]:
-        rows = torch.cat([features[feed.seq][feed.start : feed.end] for feed in feeds])
-        return self._forward(feeds, self.model.encode(rows))
-
-    def nodes(self, feeds: list[Feed], parents: list[torch.Tensor]) -> list[torch.Tensor]:
-        return self._forward(feeds, torch.cat(parents))
-
-    def _forward(self, feeds: list[Feed], rows: torch.Tensor) -> list[torch.Tensor]:
-        outputs = self.model.forward(Batch.pack(feeds, self.cache), rows, self.cache)
-        return list(outputs.split([feed.num_rows for feed in feeds]))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.helpers import TARGET, run
-from tests.workers.engine.speculators import growth_reference
-from tests.workers.engine.speculators.drafts import (
+from tests.support.drafts import growth_reference
+from tests.support.drafts.growth_reference import Model, expected_nodes, nodes_of
+from tests.support.drafts.reference import Eagle, medusa_logits
+from tests.support.drafts.weights import (
     LAYER,
     eagle1_tensors,
     random_heads,
@@ -21,8 +22,7 @@ from tests.workers.engine.speculators.drafts import (
     write_eagle,
     write_heads,
 )
-from tests.workers.engine.speculators.growth_reference import Model, expected_nodes, nodes_of
-from tests.workers.engine.speculators.reference import Eagle, medusa_logits
+from tests.support.engine.runs import TARGET, run
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.tree_shape import TreeShape
 from workers.engine.models.executor import LoadedModel

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.workers.engine.helpers import run
-from tests.workers.engine.speculators.drafts import chained_heads, random_heads, tiny_model, tiny_target, write_heads
-from tests.workers.engine.speculators.reference import medusa_logits
+from tests.support.drafts.reference import medusa_logits
+from tests.support.drafts.weights import chained_heads, random_heads, tiny_model, tiny_target, write_heads
+from tests.support.engine.runs import run
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig, UnsupportedModel
 from workers.engine.api.tree_shape import RankPath, TreeShape

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.engine.helpers import answers, mixed_requests, run
-from tests.workers.engine.models.tiny import VOCAB
-from tests.workers.engine.speculators.drafts import (
+from tests.support.drafts.weights import (
     LAYER,
     chained_heads,
     eagle1_tensors,
@@ -18,6 +16,8 @@ from tests.workers.engine.speculators.drafts import (
     write_eagle,
     write_heads,
 )
+from tests.support.engine.runs import answers, mixed_requests, run
+from tests.support.models.tiny import VOCAB
 from workers.engine import Completion, EngineConfig, EngineCore, SpeculationConfig
 from workers.engine.models.executor import LoadedModel
 

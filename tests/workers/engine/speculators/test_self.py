@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.helpers import answers, mixed_requests, run
-from tests.workers.engine.models.tiny import build, config_of, prompt
-from tests.workers.engine.speculators.drafts import tiny_model, tiny_target
-from tests.workers.engine.speculators.test_kv import watch
+from tests.support.drafts.caches import watch
+from tests.support.drafts.weights import tiny_model, tiny_target
+from tests.support.engine.runs import answers, mixed_requests, run
+from tests.support.models.tiny import build, config_of, prompt
 from workers.engine import Completion, EngineConfig, EngineCore, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig, UnsupportedModel
 from workers.engine.api.tree_shape import TreeShape

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.models.tiny import VOCAB
-from tests.workers.engine.speculators.drafts import HIDDEN, LAYER, tiny_target
-from tests.workers.engine.speculators.test_forward import AUX, FEATURES, Run
+from tests.support.drafts.eagle_runs import AUX, FEATURES, Run
+from tests.support.drafts.weights import HIDDEN, LAYER, tiny_target
+from tests.support.models.tiny import VOCAB
 from workers.engine.attention.interface import load_attention
 from workers.engine.models.layers.precision import Precision
 from workers.engine.speculators.eagle.checkpoint import open_eagle

@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.workers.engine.helpers import mixed_requests, run
-from tests.workers.engine.speculators.drafts import (
-    LAYER,
-    eagle1_tensors,
-    random_heads,
-    tiny_target,
-    write_eagle,
-    write_heads,
-)
+from tests.support.drafts.weights import LAYER, eagle1_tensors, random_heads, tiny_target, write_eagle, write_heads
+from tests.support.engine.runs import mixed_requests, run
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.helpers import mixed_requests, run
-from tests.workers.engine.models.tiny import VOCAB, build, config_of
-from tests.workers.engine.speculators.drafts import tiny_target
-from tests.workers.engine.speculators.recital import OTHER, TEXT, byte_level, reciting, sentencepiece
-from tests.workers.engine.speculators.test_kv import Prefill, watch
+from tests.support.drafts.caches import Prefill, watch
+from tests.support.drafts.recital import OTHER, TEXT, byte_level, reciting, sentencepiece
+from tests.support.drafts.weights import tiny_target
+from tests.support.engine.runs import mixed_requests, run
+from tests.support.models.tiny import VOCAB, build, config_of
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.api.tree_shape import TreeShape

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from tests.workers.engine.conftest import ALIAS
+from tests.support.models.demo import ALIAS
 from workers.engine.api.config import EngineConfig
 from workers.engine.models.loading.load import outline_model
 from workers.engine.models.loading.sources import Source

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.workers.engine.helpers import answers, engine, oracle, run
-from tests.workers.engine.speculators.recital import TEXT, byte_level, sentencepiece
+from tests.support.drafts.recital import TEXT, byte_level, sentencepiece
+from tests.support.engine.runs import answers, engine, oracle, run
 from workers.engine import EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.request import Tokenizer
 from workers.engine.models.loading.load import load_model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workers.engine.verifier.enumeration import (
+from tests.support.verifier.enumeration import (
     Array,
     Branch,
     Draft,

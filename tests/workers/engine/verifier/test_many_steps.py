@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workers.engine.verifier.gtest import ALPHA, p_value
+from tests.support.verifier.gtest import ALPHA, p_value
 from workers.engine import Request, SamplingParams
 from workers.engine.api.tree_shape import TreeShape
 from workers.engine.speculators.shared.drawing import DraftNoise

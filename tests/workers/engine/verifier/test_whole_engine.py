@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests, run
-from tests.workers.engine.test_statistics import reconcile
-from tests.workers.engine.verifier.gtest import ALPHA, p_value
+from tests.support.engine.counts import reconcile
+from tests.support.engine.runs import TARGET, answers, engine, mixed_requests, run
+from tests.support.verifier.gtest import ALPHA, p_value
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.sampler import RowContext, distributions
 from workers.engine.speculators.fixed import FixedSpeculator

@@ -18,7 +18,7 @@ from runner.stores import store_when_up
 from storage.store.chunks import Chunks
 from storage.store.room import writes
 from storage.store.store import SERVICE_PATIENCE
-from tests.system.light_engine import engine_for
+from tests.support.cluster.light_engine import engine_for
 from workers.queue.app import run_worker
 
 PLACES: dict[str, tuple[Any, str]] = {

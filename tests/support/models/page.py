@@ -1,6 +1,6 @@
 """The table in docs/models.md, found out by loading and running a tiny model of every architecture.
 
-`python -m tests.workers.engine.models.page` writes it into the page.
+`python -m tests.support.models.page` writes it into the page.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from tests.workers.engine.helpers import run
-from tests.workers.engine.models.tiny import CONFIGS, build, config_of, prompt, save_tokenizer
-from tests.workers.engine.speculators.drafts import LAYER, eagle1_tensors, random_heads, write_eagle, write_heads
+from tests.support.drafts.weights import LAYER, eagle1_tensors, random_heads, write_eagle, write_heads
+from tests.support.engine.runs import run
+from tests.support.models.tiny import CONFIGS, build, config_of, prompt, save_tokenizer
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.config import METHODS
 from workers.engine.api.errors import EngineError
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading.load import load_model
 
-PAGE = Path(__file__).parents[4] / "docs/models.md"
+PAGE = Path(__file__).parents[3] / "docs/models.md"
 HEAD = "| `model_type` | runs | batch invariant | methods |\n|---|---|---|---|\n"
 LIMIT = 200
 TOKENS = 6

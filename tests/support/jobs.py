@@ -14,7 +14,7 @@ from storage.files.parquet import read_metadata
 from storage.records import Chunk, Job, JobState, Result
 from storage.spec import JobSpec
 from storage.store.store import Store
-from tests.workers.fakes import Script
+from tests.support.fake_engine import Script
 from workers.chunks.chunk import ChunkOutcome, process_chunk
 from workers.hosting.shared import EngineHosts
 

@@ -8,9 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests.workers.engine.helpers import TARGET, answers, mixed_requests, run
-from tests.workers.engine.models.tiny import VOCAB, save_tokenizer
-from tests.workers.engine.speculators.drafts import (
+from tests.support.drafts.recital import OTHER, TEXT, byte_level, reciting, sentencepiece
+from tests.support.drafts.weights import (
     CHAINED3,
     LAYER,
     chained_eagle3,
@@ -21,7 +20,8 @@ from tests.workers.engine.speculators.drafts import (
     write_eagle,
     write_heads,
 )
-from tests.workers.engine.speculators.recital import OTHER, TEXT, byte_level, reciting, sentencepiece
+from tests.support.engine.runs import TARGET, answers, mixed_requests, run
+from tests.support.models.tiny import VOCAB, save_tokenizer
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading.load import load_model

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.workers.engine.helpers import TARGET, engine, run
+from tests.support.engine.runs import TARGET, engine, run
 from workers.engine import Request, SamplingParams, SpeculationConfig
 from workers.engine.kernels.cpu.suffixes import MATCHES
 from workers.engine.speculators.lookup.suffix_index import Continuation, GrowingText, SuffixIndex, TextMemory

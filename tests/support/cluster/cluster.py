@@ -28,11 +28,11 @@ from storage.files.export import export_job
 from storage.records import ChunkState, Job
 from storage.spec import JobSpec
 from storage.store.store import Store
-from tests.system.light_engine import engine_for
+from tests.support.cluster.light_engine import engine_for
 from workers.chunks.chunk import process_chunk
 from workers.hosting.shared import EngineHosts
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 100.0
 LEASE = 2.0
 RUNNING = (ChunkState.RUNNING,)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.workers.engine.speculators.drafts import HEADS, KV_HEADS
+from tests.support.drafts.weights import HEADS, KV_HEADS
 
 Tensors = dict[str, torch.Tensor]
 

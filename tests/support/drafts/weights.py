@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
-from tests.workers.engine.models.tiny import VOCAB, build, config_of
+from tests.support.models.tiny import VOCAB, build, config_of
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading.pretrained import build_executor
 from workers.engine.speculators.medusa.heads import save_heads, untrained_heads

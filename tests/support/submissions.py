@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scheduler.errors import BrokerUnavailable
+from scheduler.intake.dataset import inspect
+from scheduler.intake.submission import Submission, submit
 from storage.records import Chunk, ChunkMessage, Result, RowStatus
 from storage.spec import InputSpec, JobSpec
 from storage.store.store import Store
@@ -81,3 +83,22 @@ def work_off(store: Store, message: ChunkMessage, *, errors: int = 0) -> bool:
         return False
     complete(store, chunk, errors=errors)
     return True
+
+
+def submitted(
+    store: Store,
+    path: Path,
+    *,
+    new: bool = False,
+    limit: int | None = None,
+    defaults: JobSpec | None = None,
+    **fields: Any,
+) -> Submission:
+    asked = InputSpec((str(path),), limit=limit)
+    return submit(store, job_spec(input=asked, **fields), inspect(asked), new=new, defaults=defaults)
+
+
+def work_through(store: Store, job_id: str) -> None:
+    while chunk := store.chunks.claim_next("worker-1", 60.0, job_id):
+        complete(store, chunk)
+    store.jobs.finalize_if_done(job_id)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workers.engine.helpers import TARGET, engine, mixed_requests, oracle, run
+from tests.support.engine.counts import reconcile
+from tests.support.engine.runs import TARGET, engine, mixed_requests, oracle, run
 from workers.engine import (
     AcceptanceStats,
     Completion,
@@ -19,16 +20,6 @@ from workers.engine.speculators.fixed import FixedSpeculator
 from workers.engine.state.tree import DraftTree
 
 FIXED = SpeculationConfig(method="ngram", max_draft_tokens=4, policy="fixed")
-
-
-def reconcile(completion: Completion) -> None:
-    stats = completion.stats
-    assert stats.steps + stats.accepted == len(completion.token_ids)
-    assert stats.accepted + stats.trimmed <= stats.drafted
-    assert sum(stats.histogram) == stats.steps
-    assert sum(k * count for k, count in enumerate(stats.histogram)) == stats.accepted
-    assert sum(stats.accepted_per_depth) == stats.accepted
-    assert all(a <= r for a, r in zip(stats.accepted_per_depth, stats.reached_per_depth, strict=False))
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.6, 1.0])

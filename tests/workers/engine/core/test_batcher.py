@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workers.engine.helpers import answers, engine, run
+from tests.support.engine.runs import answers, engine, run
 from workers.engine import Completion, FinishReason, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig, InvalidParams
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests, oracle, run
-from tests.workers.engine.worlds import WORLDS, World
+from tests.support.engine.runs import TARGET, answers, engine, mixed_requests, oracle, run
+from tests.support.engine.worlds import WORLDS, World
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.config import METHODS
 

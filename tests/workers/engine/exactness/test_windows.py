@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engine.helpers import answers, mixed_requests, run
-from tests.workers.engine.models.tiny import build, config_of, prompt, save_tokenizer
+from tests.support.engine.runs import answers, mixed_requests, run
+from tests.support.models.tiny import build, config_of, prompt, save_tokenizer
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.loading.load import load_model
@@ -44,7 +44,6 @@ REQUESTS = [*SHORT, *LONG, *mixed_requests(6, max_tokens=20)]
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], World]:
     @cache
     def make(which: str) -> World:
-        torch.set_num_threads(1)
         name, changes = MODELS[which]
         untouched, folder = build(config_of(name, **changes)), tmp_path_factory.mktemp("windows")
         untouched.save_pretrained(folder)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workers.engine.helpers import TARGET, answers, engine, mixed_requests, run
+from tests.support.engine.runs import TARGET, answers, engine, mixed_requests, run
 from workers.engine import Engine, EngineConfig, FinishReason, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.errors import EngineStopped, InvalidConfig
 

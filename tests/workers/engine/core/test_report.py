@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.engine.speculators.test_checkpoints import medusa_core
+from tests.support.drafts.cores import medusa_core
 from workers.engine import EngineConfig, EngineCore, SpeculationConfig
 from workers.engine.measure.preflight import Preflight
 from workers.engine.models.executor import LoadedModel
