@@ -174,7 +174,8 @@ def test_two_runs_that_cannot_see_each_other_leave_each_other_s_rows_alone(
     if shutil.which(APART[0]) is None or subprocess.run([*APART, "true"], capture_output=True, check=False).returncode:
         pytest.skip("PID namespaces cannot be made here")
     path = write_prompts([f"p{n}" for n in range(24)])
-    arguments = command(postgres_url, path, SLOW, "--chunk-rows", "8", "--set", "engine.max_batch=1")
+    target = "scripted:delay_ms=8,eos_every=0"
+    arguments = command(postgres_url, path, target, "--chunk-rows", "8", "--set", "engine.max_batch=1")
     with Store.open(postgres_url) as store:
         runs = [launch(arguments, inside=(*APART, "sh", "-c", NUMBERED, str(number))) for number in (50, 90)]
         for run in runs:

@@ -69,12 +69,12 @@ def scripted(folder: Path) -> World:
     """A hash for a model. Its drafts have the same favourites, but not the same confidence, and end nowhere."""
     draft = "scripted:seed=3,order=2,eos_every=0,sharpness=1.6"
     drafts = {"small": draft, "other ids": f"{draft},vocab=300"}
-    return World(load_model(EngineConfig(TARGET)), mixed_requests(200), drafts)
+    return World(load_model(EngineConfig(TARGET)), mixed_requests(120), drafts)
 
 
 def repeating(folder: Path) -> World:
     """The next token depends on the last one alone, and with this seed most answers soon go round in circles."""
-    return World(load_model(EngineConfig("scripted:seed=40,order=1,eos_every=0,sharpness=6")), mixed_requests(200), {})
+    return World(load_model(EngineConfig("scripted:seed=40,order=1,eos_every=0,sharpness=6")), mixed_requests(120), {})
 
 
 def tiny(folder: Path) -> World:
@@ -97,7 +97,7 @@ def tiny(folder: Path) -> World:
         ),
     }
     write_tree(folder / "calibrated", calibrate_tree([answer * 3], 9))
-    return World(load_model(EngineConfig(str(folder / "tiny"))), mixed_requests(200, max_tokens=24), drafts)
+    return World(load_model(EngineConfig(str(folder / "tiny"))), mixed_requests(120, max_tokens=24), drafts)
 
 
 def recital(folder: Path) -> World:

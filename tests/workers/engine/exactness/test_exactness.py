@@ -72,7 +72,6 @@ WAYS = {
     "eagle3, fewer tokens": Way("tiny", "eagle", shapes=("chain", "dynamic"), draft="eagle3, fewer tokens"),
 }
 """A new speculator is a line here."""
-CASES = [(name, shape) for name, way in WAYS.items() for shape in way.shapes]
 FEW = 24
 """Requests for the shapes that do not answer all of them: every sampling feature is among these as well."""
 
@@ -82,6 +81,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batch 32": {"max_batch": 32},
     "preempting": {"max_batch": 32, "kv_blocks": 40, "block_size": 4},
 }
+PAIRS = [("batch 1", "preempting"), ("batch 4", "batch 32")]
+SHAPED = [(name, shape) for name, way in WAYS.items() for shape in way.shapes]
+CASES = [
+    (name, shape, setting)
+    for place, (name, shape) in enumerate(SHAPED)
+    for setting in (SETTINGS if shape == WAYS[name].all_of else PAIRS[place % len(PAIRS)])
+]
+"""What answers all requests does so in every setting. The others take turns: two settings each."""
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +99,12 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
 def test_every_method_stands_in_the_table() -> None:
     assert {way.method for way in WAYS.values()} == set(METHODS)
     assert {way.method for way in WAYS.values() if way.all_of} == set(METHODS), "and answers all requests at least once"
+    assert {(name, setting) for name, _, setting in CASES if len(WAYS[name].shapes) > 1} == {
+        (name, setting) for name, way in WAYS.items() if len(way.shapes) > 1 for setting in SETTINGS
+    }, "and what has several shapes is seen in every setting"
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize(("name", "shape"), CASES, ids=[f"{name}-{shape}" for name, shape in CASES])
+@pytest.mark.parametrize(("name", "shape", "setting"), CASES, ids=["-".join(case) for case in CASES])
 def test_same_tokens(name: str, shape: str, setting: str, worlds: dict[str, World]) -> None:
     way = WAYS[name]
     world = worlds[way.world]

@@ -30,11 +30,18 @@ WAYS: dict[str, dict[str, Any]] = {
     "int8": {"method": "draft_model", "draft": "target", "draft_dtype": "int8", "tree_width": 2},
     "self": {"method": "self", "skip": ("attn.1", "mlp.2"), "tree_width": 2},
 }
-CASES = [(model, way) for model in MODELS for way in WAYS if way in ("ngram", "tree") or model == "every layer slides"]
 SETTINGS: dict[str, dict[str, Any]] = {
     "chunks": {"max_batch": 4, "max_step_tokens": 16, "block_size": 1, "kv_blocks": 400, "prefix_reuse": False},
     "preempting": {"max_batch": 32, "kv_blocks": 26, "block_size": 4},
 }
+CASES = [
+    (model, way, setting)
+    for model in MODELS
+    for way in WAYS
+    for setting in SETTINGS
+    if model == "every layer slides" or (way, setting) in (("ngram", "chunks"), ("tree", "preempting"))
+]
+"""One model by every way in both settings; of the others each way in one."""
 LONG = [Request(("long", seed), prompt(60, seed, 250), SamplingParams(max_tokens=30)) for seed in range(2)]
 SHORT = [Request(("short", seed), prompt(5, seed, 250), SamplingParams(max_tokens=20)) for seed in range(9)]
 REQUESTS = [*SHORT, *LONG, *mixed_requests(6, max_tokens=20)]
@@ -73,8 +80,7 @@ def test_plain_decoding_is_that_of_transformers(model: str, worlds: Callable[[st
     assert [list(world.truth[one.id].token_ids) for one in LONG] == world.expected
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize(("model", "way"), CASES)
+@pytest.mark.parametrize(("model", "way", "setting"), CASES)
 def test_speculation_changes_no_token(model: str, way: str, setting: str, worlds: Callable[[str], World]) -> None:
     world = worlds(model)
     speculation = SpeculationConfig(policy="fixed", **WAYS[way])
