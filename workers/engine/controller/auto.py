@@ -30,6 +30,8 @@ _LOOK_EVERY = 8
 _FIRST_PLAIN, _LAST_PLAIN = 4, 128
 """Steps with drafts after which one goes without, so that what plain decoding takes is known as of now; doubles while
 drafting goes on."""
+_LEAST_SECONDS = 1e-9
+"""What a pass takes at least: the line through the times of passes may predict none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class AutoController:
         drafts = self._best(rooms, *self._survival.of(seqs))
         if drafts is None:
             return nothing
-        plain = len(seqs) / self._costs.seconds(np.array([len(seqs)], np.float64))[0]
+        plain = len(seqs) / max(self._costs.seconds(np.array([len(seqs)], np.float64))[0], _LEAST_SECONDS)
         if drafts.tokens_per_second > plain * (_GAIN_TO_STAY if self._drafting else _GAIN_TO_START):
             self._drafting = True
             return drafts.lengths
@@ -105,7 +107,7 @@ class AutoController:
             found = offered[order // depth]
             rows = len(rooms) + self._rows_per_level[depth - 1] * np.cumsum(found)
             seconds = self._costs.seconds(rows, len(rooms), depth)
-            speeds = (len(rooms) + np.cumsum(found * flat[order])) / np.maximum(seconds, 1e-9)
+            speeds = (len(rooms) + np.cumsum(found * flat[order])) / np.maximum(seconds, _LEAST_SECONDS)
             end = int(np.argmax(speeds))
             if best is None or speeds[end] > best.tokens_per_second:
                 lengths = np.bincount(order[: end + 1] // depth, minlength=len(rooms))

@@ -140,6 +140,18 @@ def test_a_load_that_changes_changes_the_plan() -> None:
     assert shares[2] > 0.9
 
 
+def test_steps_whose_prompts_seem_to_take_all_of_the_time_are_no_trouble() -> None:
+    controller = make_controller(SpeculationConfig(method="ngram", policy="auto"))
+    rng, seqs = random.Random(0), [sequence(index, 10_000) for index in range(2)]
+    for rows, prompt_rows, seconds in [(6, 0, 0.01), (6, 0, 0.01), (6, 10, 1.0), (2, 1000, 0.01), (2, 1000, 0.01)]:
+        controller.timed(StepCost(rows, prompt_rows, 0, 0, 0.0, seconds))
+    for _ in range(20):
+        lengths = controller.plan(seqs)
+        for seq, length in zip(seqs, lengths, strict=True):
+            controller.observe(step(seq, length, 0.5, rng))
+        controller.timed(StepCost(2 + sum(lengths), 1000, sum(map(bool, lengths)), max(lengths), 0.0, 0.01))
+
+
 @pytest.mark.parametrize("batch", [1, 2, 16])
 def test_the_engine_drafts_where_a_pass_takes_its_time_whatever_its_rows(batch: int) -> None:
     """Passes of 16 ms for any number of rows, drafts for nothing, texts that repeat themselves."""
