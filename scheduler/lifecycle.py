@@ -12,7 +12,7 @@ from storage.records import InputFile, Job, JobState
 from storage.store.states import CLAIMABLE
 from storage.store.store import Store
 
-STOPPED = (JobState.CANCELLED, JobState.FAILED, JobState.EXPIRED)
+STOPPED = (JobState.CANCELLED, JobState.FAILED)
 
 
 def cancel(store: Store, job_id: str) -> JobState:

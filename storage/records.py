@@ -11,19 +11,16 @@ from storage.spec import JobSpec
 
 
 class JobState(StrEnum):
-    VALIDATING = "validating"
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"
-    FINALIZING = "finalizing"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
-    EXPIRED = "expired"
 
     @property
     def terminal(self) -> bool:
-        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
+        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
 
 
 class ChunkState(StrEnum):

@@ -53,7 +53,7 @@ def cancel(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) ->
 
 
 def resume(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Put the unfinished chunks of a cancelled, failed or expired job back in line."""
+    """Put the unfinished chunks of a cancelled or failed job back in line."""
     from runner.output.jobs import show_reopened
     from runner.stores import existing_store
     from scheduler import lifecycle

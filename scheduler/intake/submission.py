@@ -38,7 +38,7 @@ def submit(
 ) -> Submission:
     """Store a job with all its chunks, or find the one that it repeats.
 
-    A job of the same name, spec and input is resumed: a cancelled, failed or expired one is opened again, a running or
+    A job of the same name, spec and input is resumed: a cancelled or failed one is opened again, a running or
     completed one is returned as it is. `new` makes a fresh job under the first free of NAME, NAME-2, NAME-3, ...
     `defaults` has every field of the sections `engine` and `sampling`: what a job means that was stored before a field
     existed.

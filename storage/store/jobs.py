@@ -18,7 +18,7 @@ from storage.sql.encoding import is_faithful
 from storage.sql.tables import chunks, input_files, jobs
 from storage.store.room import Room, reads, writes, writes_once
 from storage.store.rows import chunk_values, file_from_row, file_values, job_from_row, job_values
-from storage.store.states import CLAIMABLE, OPEN, STOPPABLE, UNLEASED, lock_known, set_state
+from storage.store.states import ACTIVE, CLAIMABLE, OPEN, UNLEASED, lock_known, set_state
 from storage.suggest import did_you_mean
 
 PLAN_BATCH = 2000
@@ -114,7 +114,7 @@ class Jobs(Room):
     def cancel(self, connection: sa.Connection, job_id: str) -> JobState:
         """Stop a job; its state afterwards. What is recorded stays. A job that has ended is left as it is."""
         state = lock_known(connection, job_id)
-        if state in (*STOPPABLE, JobState.CANCELLING):
+        if state in (*ACTIVE, JobState.CANCELLING):
             _cancel_waiting_chunks(connection, job_id)
             state = JobState.CANCELLING if _count(connection, job_id, ChunkState.RUNNING) else JobState.CANCELLED
             set_state(connection, job_id, state)
@@ -129,7 +129,7 @@ class Jobs(Room):
     def resume(self, connection: sa.Connection, job_id: str) -> int:
         """Open a stopped job's cancelled chunks again; how many. A job that runs, or is completed, is left as it is."""
         state = lock_known(connection, job_id)
-        if state is JobState.COMPLETED or state in STOPPABLE:
+        if state is JobState.COMPLETED or state in ACTIVE:
             return 0
         reopened = _reopen_cancelled(connection, job_id)
         set_state(connection, job_id, JobState.QUEUED)
@@ -166,9 +166,7 @@ class Jobs(Room):
         state = lock_known(connection, job_id)
         if state is JobState.CANCELLING and not _count(connection, job_id, ChunkState.RUNNING):
             set_state(connection, job_id, JobState.CANCELLED)
-        elif state in STOPPABLE and not _count(
-            connection, job_id, *(s for s in ChunkState if s is not ChunkState.DONE)
-        ):
+        elif state in ACTIVE and not _count(connection, job_id, *(s for s in ChunkState if s is not ChunkState.DONE)):
             set_state(connection, job_id, JobState.COMPLETED)
         elif not state.terminal:
             return None
@@ -196,7 +194,7 @@ def get_job(connection: sa.Connection, reference: str) -> Job:
 
 
 def fail_job(connection: sa.Connection, job_id: str, error_code: str, error_message: str) -> bool:
-    if lock_known(connection, job_id) not in STOPPABLE:
+    if lock_known(connection, job_id) not in ACTIVE:
         return False
     _cancel_waiting_chunks(connection, job_id)
     return set_state(connection, job_id, JobState.FAILED, None, error_code, error_message)

@@ -13,9 +13,8 @@ from storage.sql.database import clock
 from storage.sql.tables import chunks, jobs, results
 
 ACTIVE = (JobState.QUEUED, JobState.IN_PROGRESS)
-"""States of a job in which chunks are handed out."""
-STOPPABLE = (JobState.VALIDATING, *ACTIVE, JobState.FINALIZING)
-STOPPING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED, JobState.EXPIRED)
+"""States of a job that goes on: its chunks are handed out, and it can be stopped."""
+STOPPING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED)
 """States of a job whose running chunks should stop."""
 
 CLAIMABLE = (ChunkState.PENDING, ChunkState.DISPATCHED)
