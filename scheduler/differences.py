@@ -1,15 +1,13 @@
-"""What changed between two specs, or between the input as submitted and as it is now: field, was, is."""
+"""What changed between two specs: field, was, is."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scheduler.errors import Difference
-from storage.files.locations import shown_size, shown_versions
-from storage.records import InputFile
+from storage.errors import Difference
 from storage.spec import JobSpec
 
 UNSET = "(not set)"
@@ -43,42 +41,6 @@ def _completed(spec: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
         if isinstance(value, Mapping) and isinstance(default, Mapping):
             result[key] = _completed(value, default)
     return result
-
-
-def input_differences(was: Sequence[InputFile], now: Sequence[InputFile]) -> list[Difference]:
-    """Files by path; a file that is the same in everything does not appear."""
-    old, new = {file.path: file for file in was}, {file.path: file for file in now}
-    gone = [Difference(path, _rows(old[path]), "not in the input") for path in old if path not in new]
-    added = [Difference(path, "not in the input", _rows(new[path])) for path in new if path not in old]
-    changed = [difference for path in old if path in new for difference in _file(old[path], new[path])]
-    if gone or added or changed or list(old) == list(new):
-        return gone + added + changed
-    return [Difference("order of the files", ", ".join(old), ", ".join(new))]
-
-
-def _file(was: InputFile, now: InputFile) -> Iterator[Difference]:
-    if was.schema != now.schema:
-        yield from _schema(was, now)
-    if was.row_groups != now.row_groups:
-        yield Difference(f"{was.path}: rows", _rows(was), _rows(now))
-    if was.size != now.size:
-        yield Difference(f"{was.path}: size", shown_size(was.size), shown_size(now.size))
-    elif was.modified != now.modified:
-        yield Difference(f"{was.path}: modified", *shown_versions(was.path, was.modified, now.modified))
-
-
-def _schema(was: InputFile, now: InputFile) -> Iterator[Difference]:
-    old, new = (dict(line.split(": ", 1) for line in file.schema.splitlines()) for file in (was, now))
-    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    for name in changed:
-        yield Difference(f"{was.path}: column {name!r}", old.get(name, "none"), new.get(name, "none"))
-    if not changed:
-        yield Difference(f"{was.path}: order of the columns", ", ".join(old), ", ".join(new))
-
-
-def _rows(file: InputFile) -> str:
-    groups = len(file.row_groups)
-    return f"{file.num_rows:,} rows in {groups:,} row group{'' if groups == 1 else 's'}"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 
-from storage.errors import FAILED, USAGE, NightdraftError
+from storage.errors import FAILED, USAGE, Changed, NightdraftError, shortened
 from storage.suggest import did_you_mean
-
-MAX_SHOWN = 10
 
 
 class SchedulerError(NightdraftError):
@@ -29,33 +26,8 @@ class InvalidJob(SchedulerError):
     """A job-level value (name, chunk_rows, max_error_rate) is out of range; the message names it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One field that is not what it was."""
-
-    field: str
-    was: str
-    now: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.was} -> {self.now}"
-
-
-class Changed(SchedulerError):
-    """Something differs from what a job was submitted with; `differences` lists the fields."""
-
-    def __init__(self, headline: str, differences: Sequence[Difference], advice: str) -> None:
-        self.differences = tuple(differences)
-        lines = shortened([f"  {difference}" for difference in differences])
-        super().__init__("\n".join([headline, *lines, advice]))
-
-
-class SpecChanged(Changed):
+class SpecChanged(Changed, SchedulerError):
     """A job of that name exists with another spec."""
-
-
-class InputChanged(Changed):
-    """The input files are not what they were when the job was submitted."""
 
 
 class WrongState(SchedulerError):
@@ -72,13 +44,6 @@ class BrokerRefused(BrokerUnavailable):
     """The broker does not take this user or password, or there is no such host: a slip in its URL, most likely."""
 
     exit_code = USAGE
-
-
-def shortened(lines: Sequence[str]) -> list[str]:
-    """At most `MAX_SHOWN` lines, and how many more there are."""
-    if len(lines) <= MAX_SHOWN:
-        return list(lines)
-    return [*lines[:MAX_SHOWN], f"  ... and {len(lines) - MAX_SHOWN} more"]
 
 
 def near_or_all(name: str, known: Collection[str]) -> str:

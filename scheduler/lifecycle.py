@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from scheduler.daemon.recovery import as_it_stands
-from scheduler.differences import input_differences
-from scheduler.errors import Difference, InputChanged, WrongState
+from scheduler.errors import WrongState
 from scheduler.finishing import TOO_MANY_ERRORS
-from storage.errors import InputNotFound, NotParquet
-from storage.files.parquet import read_metadata
-from storage.records import InputFile, Job, JobState
+from storage.errors import InputChanged
+from storage.files.changes import ADVICE, changes_since
+from storage.records import Job, JobState
 from storage.store.states import CLAIMABLE
 from storage.store.store import Store
 
@@ -67,21 +66,13 @@ def retry(store: Store, job_id: str) -> int:
 
 def require_same_input(store: Store, job: Job) -> None:
     """Raise `InputChanged`, with what was and what is, unless every input file is as it was at submission."""
-    differences = [difference for file in store.jobs.files(job.id) for difference in _differences(file)]
+    differences = [difference for file in store.jobs.files(job.id) for difference in changes_since(file)]
     if differences:
         raise InputChanged(
             f"the input of job {job.name!r} has changed since it was submitted:",
             differences,
-            "Put the old files back, or submit the new ones as a fresh job (--new).",
+            ADVICE,
         )
-
-
-def _differences(was: InputFile) -> list[Difference]:
-    try:
-        now = read_metadata(was.path).as_input_file(was.index, was.first_row)
-    except (InputNotFound, NotParquet) as error:
-        return [Difference(was.path, f"{was.num_rows} rows", str(error))]
-    return input_differences([was], [now])
 
 
 def _still_cancelling(store: Store, job: Job, then: str) -> str:

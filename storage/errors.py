@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 FAILED, USAGE = 1, 2
 """Exit codes of a command: something failed that may work another time; the input or the command must change."""
+
+MAX_SHOWN = 10
+"""Lines of a list that a message shows."""
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """At most `MAX_SHOWN` lines, and how many more there are."""
+    if len(lines) <= MAX_SHOWN:
+        return list(lines)
+    return [*lines[:MAX_SHOWN], f"  ... and {len(lines) - MAX_SHOWN} more"]
 
 
 class NightdraftError(Exception):
@@ -97,8 +110,34 @@ class ChunkIncomplete(StorageError):
     exit_code = FAILED
 
 
-class InputChanged(StorageError):
-    """An input file is not what it was when the job was submitted."""
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that is not what it was."""
+
+    field: str
+    was: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.was} -> {self.now}"
+
+
+class Changed(StorageError):
+    """Something differs from what a job was submitted with; `differences` lists the fields, a line each."""
+
+    def __init__(self, headline: str, differences: Sequence[Difference] = (), advice: str = "") -> None:
+        self.headline, self.differences, self.advice = headline, tuple(differences), advice
+        lines = shortened([f"  {difference}" for difference in differences])
+        super().__init__("\n".join(filter(None, (headline, *lines, advice))))
+
+    @property
+    def line(self) -> str:
+        """What changed in one line, without advice: for records, and among other lines."""
+        return " ".join((self.headline, "; ".join(map(str, self.differences)))).strip()
+
+
+class InputChanged(Changed):
+    """The input files are not what they were when the job was submitted."""
 
 
 class UnusableOutput(StorageError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scheduler.errors import MAX_SHOWN
 from scheduler.intake.columns import carried_columns
+from storage.errors import MAX_SHOWN
 from storage.files.export import renamed_columns
 from storage.spec import InputSpec
 

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from scheduler.differences import input_differences, spec_differences, spec_hash
-from scheduler.errors import InputChanged, SpecChanged
+from scheduler.differences import spec_differences, spec_hash
+from scheduler.errors import SpecChanged
 from scheduler.finishing import finish_if_done
 from scheduler.intake.dataset import Dataset
 from scheduler.intake.naming import check_name, new_job_id, next_free_name
 from scheduler.intake.planning import plan_chunks
 from scheduler.lifecycle import STOPPED, resume
-from storage.errors import JobExists
+from storage.errors import InputChanged, JobExists
+from storage.files.changes import changes
 from storage.records import Chunk, Job, JobState
 from storage.spec import JobSpec
 from storage.store.store import Store
@@ -82,7 +83,7 @@ def _chunks(job: Job, dataset: Dataset) -> Iterator[Chunk]:
 def _rejoined(store: Store, job: Job, spec: JobSpec, dataset: Dataset, defaults: JobSpec | None) -> Job:
     if changed := spec_differences(job.spec, spec, defaults):
         raise SpecChanged(f"job {job.name!r} exists with another spec:", changed, OTHERWISE)
-    if changed := input_differences(store.jobs.files(job.id), dataset.files):
+    if changed := changes(store.jobs.files(job.id), dataset.files):
         raise InputChanged(f"the input of job {job.name!r} has changed since it was submitted:", changed, OTHERWISE)
     if job.state in (*STOPPED, JobState.CANCELLING):
         resume(store, job.id)

@@ -18,14 +18,17 @@ import sqlalchemy as sa
 
 from storage.errors import InputChanged, JobNotFinished, UnusableOutput
 from storage.files.arrow_types import exported_type, to_plain
+from storage.files.changes import require_unchanged
 from storage.files.output import writing
-from storage.files.parquet import merged_schema, read_metadata, require_unchanged
+from storage.files.parquet import merged_schema, read_metadata
 from storage.files.scanning import Unreadable, read_rows
 from storage.private import open_file
 from storage.records import InputFile, Job, RowStatus
 from storage.sql.tables import SAME_RESULT, acceptance, results
 from storage.store.rows import SPECULATION_COUNTS, output_text
 from storage.store.store import Store
+
+PARTIAL = "Or export without it: --partial exports its rows without their input columns."
 
 SLICE_ROWS = 1024
 """Input rows joined with their results at a time."""
@@ -141,8 +144,8 @@ def _lost(files: Sequence[InputFile], *, partial: bool) -> Iterator[tuple[int, s
             require_unchanged(file)
         except InputChanged as error:
             if not partial:
-                raise InputChanged(f"{error}; --partial exports its rows without their input columns") from error
-            yield file.index, str(error)
+                raise InputChanged(error.headline, error.differences, f"{error.advice} {PARTIAL}".strip()) from error
+            yield file.index, error.line
 
 
 def require_replaceable(target: Path, job: Job, *, force: bool = False) -> None:

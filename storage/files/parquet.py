@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.errors import InputChanged, InputNotFound, NotParquet
+from storage.errors import InputNotFound, NotParquet
 from storage.files.conversion import remedy
-from storage.files.locations import arrow_filesystem, is_url, shown_size, shown_versions
+from storage.files.locations import arrow_filesystem
 from storage.files.locations import list_files as list_files
 from storage.files.locations import stat as stat
 from storage.records import InputFile
@@ -77,31 +77,6 @@ def merged_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
         kind = next((kind for kind in kinds if not pa.types.is_null(kind)), field.type)
         fields.append(field.with_type(kind).with_nullable(True))
     return pa.schema(fields, schemas[0].metadata)
-
-
-def require_unchanged(file: InputFile) -> None:
-    """Raise `InputChanged`, naming the file and what changed, unless it is what was submitted."""
-    try:
-        now = read_metadata(file.path)
-    except (InputNotFound, NotParquet) as error:
-        raise InputChanged(f"input file {file.path} changed since the job was submitted: {error}") from error
-    version = "version" if is_url(file.path) else "modification time"
-    differences = [
-        f"its {name} was {was} and is {is_now}"
-        for name, was, is_now in (
-            ("size", shown_size(file.size), shown_size(now.size)),
-            ("number of rows", file.num_rows, now.num_rows),
-            ("schema", file.schema.replace("\n", ", "), schema_text(now.schema).replace("\n", ", ")),
-            ("row groups", file.row_groups, now.row_groups),
-            (version, *shown_versions(file.path, file.modified, now.modified)),
-        )
-        if was != is_now
-    ]
-    if differences:
-        raise InputChanged(
-            f"input file {file.path} changed since the job was submitted: {'; '.join(differences)}."
-            " Put the old file back, or submit the new one as a new job"
-        )
 
 
 def open_parquet(path: str) -> pq.ParquetFile:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from scheduler import lifecycle
-from scheduler.errors import InputChanged, WrongState
+from scheduler.errors import WrongState
 from scheduler.finishing import TOO_MANY_ERRORS, finish_if_done
+from storage.errors import InputChanged
 from storage.records import Job, JobState
 from storage.store.store import Store
 from tests.support.submissions import complete, submitted, work_through, write_prompts

@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage.errors import InputChanged, InputNotFound, NotParquet
-from storage.files.locations import shown_size, shown_versions
-from storage.files.parquet import stat
+from storage.files.changes import require_same_version
 from storage.files.scanning import Unreadable, read_rows
 from storage.records import Chunk, InputFile
 from storage.spec import InputSpec
@@ -18,7 +17,6 @@ from workers.errors import BadRow, InvalidSpec, UnreadableInput
 from workers.rows.carried import carried_rows, row_id
 from workers.rows.values import values
 
-DEFAULT_SAMPLING_COLUMN = "sampling_params"
 BATCH_ROWS = 64
 
 
@@ -48,7 +46,7 @@ def read_chunk(file: InputFile, chunk: Chunk, input_spec: InputSpec) -> Iterator
     text_column = _text_column(input_spec)
     expected = chunk.start_row
     try:
-        _require_same_version(file)
+        require_same_version(file)
         for batch in read_rows(file.path, chunk.file_row, chunk.num_rows, None, batch_rows=BATCH_ROWS):
             found = batch.rows if isinstance(batch, Unreadable) else batch
             if text_column not in found.schema.names:
@@ -60,18 +58,10 @@ def read_chunk(file: InputFile, chunk: Chunk, input_spec: InputSpec) -> Iterator
                 rows = [replace(row, carried={**row.carried, **file.partitions}) for row in rows]
             expected += len(rows)
             yield rows
-    except (InputNotFound, NotParquet, InputChanged, OSError) as error:
+    except InputChanged as error:
+        raise UnreadableInput(error.line) from error
+    except (InputNotFound, NotParquet, OSError) as error:
         raise UnreadableInput(str(error)) from error
-
-
-def _require_same_version(file: InputFile) -> None:
-    now = stat(file.path)
-    if now != (file.size, file.modified):
-        was_version, is_version = shown_versions(file.path, file.modified, now[1])
-        raise UnreadableInput(
-            f"{file.path} changed since the job was submitted: it was {shown_size(file.size)}, version {was_version},"
-            f" and is {shown_size(now[0])}, version {is_version}"
-        )
 
 
 def _text_column(spec: InputSpec) -> str:
@@ -83,13 +73,12 @@ def _text_column(spec: InputSpec) -> str:
 def _rows(batch: pa.RecordBatch, first_index: int, spec: InputSpec) -> list[Row]:
     names: list[str] = batch.schema.names
     text_column = _text_column(spec)
-    sampling_column = spec.sampling_column or DEFAULT_SAMPLING_COLUMN
     empty: list[Any] = [None] * batch.num_rows
     texts = values(batch.column(text_column))
-    samplings = values(batch.column(sampling_column)) if sampling_column in names else empty
+    samplings = values(batch.column(spec.sampling_column)) if spec.sampling_column in names else empty
     speculations = values(batch.column(spec.speculation_column)) if spec.speculation_column in names else empty
     ids = values(batch.column(spec.id_column)) if spec.id_column in names else empty
-    special = {text_column, sampling_column, spec.speculation_column, spec.id_column}
+    special = {text_column, spec.sampling_column, spec.speculation_column, spec.id_column}
     carried = carried_rows(batch, [name for name in names if name not in special])
     return [
         _row(first_index + place, *of_row)
@@ -106,7 +95,7 @@ def _row(index: int, text: Any, sampling: Any, speculation: Any, given_id: Any, 
 
 def _unreadable(file: InputFile, damaged: Unreadable, rows: list[Row], spec: InputSpec) -> list[Row]:
     """The rows as they are if only columns are damaged that generating them does not need, else as errors."""
-    needed = {_text_column(spec), spec.sampling_column or DEFAULT_SAMPLING_COLUMN, spec.speculation_column}
+    needed = {_text_column(spec), spec.sampling_column, spec.speculation_column}
     lost = [name for name in damaged.columns if name in needed]
     if not lost:
         return rows

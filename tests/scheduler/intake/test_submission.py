@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scheduler.errors import InputChanged, InvalidJob, SpecChanged, WrongState
+from scheduler.errors import InvalidJob, SpecChanged, WrongState
+from storage.errors import InputChanged
 from storage.files.export import export_job
 from storage.records import JobState
 from storage.store.store import Store

@@ -13,6 +13,7 @@ import pytest
 
 from storage.errors import InputChanged, InputNotFound, NotParquet
 from storage.files import parquet, scanning
+from storage.files.changes import require_unchanged
 from storage.files.locations import shown_versions
 
 
@@ -75,7 +76,7 @@ def test_remote_files_through_fsspec() -> None:
     metadata = parquet.read_metadata(urls[0])
     assert (metadata.num_rows, metadata.schema.names) == (3, ["id"])
     assert ids_of(scanning.read_rows(urls[0], 1, 2)) == [2, 3]
-    parquet.require_unchanged(metadata.as_input_file(0, 0))
+    require_unchanged(metadata.as_input_file(0, 0))
     with pytest.raises(InputNotFound, match="memory://parquet-tests/none"):
         parquet.list_files(["memory://parquet-tests/none.parquet"])
     with pytest.raises(InputNotFound, match="memory://parquet-tests/none"):
@@ -197,19 +198,19 @@ def test_versions_are_shown_as_times_that_differ(path: str, was: str, now: str, 
 
 def test_changes_are_named(tmp_path: Path) -> None:
     file = parquet.read_metadata(write(tmp_path / "a.parquet", 20)).as_input_file(0, 0)
-    parquet.require_unchanged(file)
+    require_unchanged(file)
     os.utime(file.path, ns=(1, 1))
-    with pytest.raises(InputChanged, match=r"a\.parquet.*modification time was 20.* and is 1970-01-01 00:00:00 UTC"):
-        parquet.require_unchanged(file)
+    with pytest.raises(InputChanged, match=r"a\.parquet: modified: 20.* -> 1970-01-01 00:00:00 UTC"):
+        require_unchanged(file)
     write(tmp_path / "a.parquet", 21, extra=[1.5] * 21)
-    with pytest.raises(InputChanged, match=r"number of rows was 20 and is 21.*extra: double"):
-        parquet.require_unchanged(file)
+    with pytest.raises(InputChanged, match=r"column 'extra': none -> double\n.*rows: 20 rows in .* -> 21 rows"):
+        require_unchanged(file)
     Path(file.path).write_text("gone bad")
     with pytest.raises(InputChanged, match="not a readable Parquet"):
-        parquet.require_unchanged(file)
+        require_unchanged(file)
     Path(file.path).unlink()
     with pytest.raises(InputChanged, match="No such file"):
-        parquet.require_unchanged(file)
+        require_unchanged(file)
 
 
 @pytest.mark.parametrize("use_dictionary", [True, False])

@@ -67,7 +67,9 @@ def test_bad_rows_and_refused_requests_are_errors_beside_the_others(
     store: Store, tmp_path: Path, script: Script
 ) -> None:
     prompts = ["good", None, "nul \x00", "", "REFUSE this", "UNTOKENISABLE", "better"]
-    job = make_job(store, tmp_path, {"prompt": prompts, "sampling_params": [None] * 6 + ['{"temperature": -1}']})
+    columns = {"prompt": prompts, "sampling_params": [None] * 6 + ['{"temperature": -1}']}
+    section = {"prompt_column": "prompt", "sampling_column": "sampling_params"}
+    job = make_job(store, tmp_path, columns, input_section=section)
     outcome = run_chunk(store, job, script)
     assert (outcome.status, outcome.num_ok, outcome.num_errors) == (ChunkStatus.DONE, 1, 6)
     codes = {row: result.error_code for (row, _), result in results(store, job).items()}

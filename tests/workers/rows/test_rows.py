@@ -17,7 +17,7 @@ from storage.spec import InputSpec
 from workers.errors import UnreadableInput
 from workers.rows.read import Row, read_chunk
 
-PROMPTS = InputSpec(paths=("x",), prompt_column="prompt", id_column="id")
+PROMPTS = InputSpec(("x",), prompt_column="prompt", id_column="id", sampling_column="sampling_params")
 
 
 def write(path: Path, columns: dict[str, Any], row_group_size: int = 100) -> InputFile:
