@@ -94,7 +94,7 @@ def decode(
     """Run the requests to their ends with one method in one setting."""
     config = EngineConfig(
         target=MODEL,
-        dtype=model.details["dtype"],
+        dtype=model.report.dtype,
         max_model_len=1024,
         kv_memory=2**29,
         speculation=speculation,

@@ -65,7 +65,7 @@ def _prepared(
 ) -> Iterator[PreparedRow | RejectedRow]:
     from workers.engine.models.loading.load import context_length
 
-    preparer = Preparer(spec, config, target.tokenizer, context_length(config, target.executor))
+    preparer = Preparer(spec, config, target.tokenizer, context_length(config, target.facts))
     files = {file.index: file for file in dataset.files}
     for chunk in plan_chunks(dataset):
         for rows in read_chunk(files[chunk.file_index], chunk, spec.input):

@@ -14,7 +14,7 @@ from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import EmptyPrompt, InvalidParams, PromptTooLong
 from workers.engine.api.request import Request
 from workers.engine.api.sampling_params import SamplingParams
-from workers.engine.models.executor import Executor
+from workers.engine.models.facts import ModelFacts
 from workers.engine.models.loading.load import context_length
 from workers.engine.sampler import validate_params
 from workers.engine.state.batch import Feed
@@ -25,9 +25,8 @@ _ID_LISTS = (list, tuple, range, array, bytes, bytearray)
 """Kinds of lists whose items are plain integers, and which cannot fail to give them."""
 
 
-def check_request(request: Request, config: EngineConfig, target: Executor, capacity: int) -> None:
-    """Whether a request could ever run, alone if need be, in a KV cache for `capacity` tokens. Needs the target's
-    sizes, not its weights.
+def check_request(request: Request, config: EngineConfig, target: ModelFacts, capacity: int) -> None:
+    """Whether a request could ever run, alone if need be, in a KV cache for `capacity` tokens.
 
     Raises `EmptyPrompt`, `PromptTooLong` or `InvalidParams`, whatever stands in the request's fields.
     """

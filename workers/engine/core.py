@@ -47,9 +47,9 @@ class EngineCore:
         make: Callable[[SpeculatorContext], Mapping[str, Speculator]] = make_speculators,
     ) -> None:
         self.model = model or load_model(config)
-        executor = self.model.executor
-        self.max_model_len = context_length(config, executor)
-        self.cache = KVCache(executor.cache_shape, 0, config.block_size, prefix_reuse=config.prefix_reuse)
+        facts = self.model.facts
+        self.max_model_len = context_length(config, facts)
+        self.cache = KVCache(facts.cache_shape, 0, config.block_size, prefix_reuse=config.prefix_reuse)
         self.speculator = MixedSpeculator(make(SpeculatorContext(config, self.model, self.cache)))
         self.config = config = replace(config, speculation=config.speculation.settled(self.speculator.depth))
         self._kv = self._allocate()
@@ -70,7 +70,7 @@ class EngineCore:
         """Size every pool, now that it is known what the speculators keep for a token."""
         caches = self.speculator.caches
         keeps = [DraftMemory(self.speculator.hidden_layers), *(DraftMemory(cache=cache.shape) for cache in caches)]
-        plan = plan_kv(self.config, self.model.executor, keeps)
+        plan = plan_kv(self.config, self.model.facts, keeps)
         for cache in (self.cache, *caches):
             cache.resize(plan.num_blocks)
         self.cache.keep_hidden(self.speculator.hidden_layers)
@@ -91,7 +91,7 @@ class EngineCore:
         return None
 
     def _admit(self, request: Request) -> Sequence:
-        check_request(request, self.config, self.model.executor, self._kv.capacity)
+        check_request(request, self.config, self.model.facts, self._kv.capacity)
         seq = Sequence(request, self._num_submitted, self.model.tokenizer.eos_token_ids, self.max_model_len)
         if request.params.stop:
             seq.scanner = StopScanner(self.model.tokenizer, request.params.stop)
@@ -215,11 +215,11 @@ class EngineCore:
         return {
             "target": self.model.name,
             "content_hash": self.model.content_hash,
-            "vocab_size": self.model.executor.vocab_size,
+            "vocab_size": self.model.facts.vocab_size,
             "max_model_len": self.max_model_len,
             "kv_blocks": self.cache.num_blocks,
             "kv_bytes": self._kv.bytes,
-            **self.model.details,
+            **asdict(self.model.report),
             "speculator": {**asdict(speculation), **self.speculator.details},
             "draft": None if draft is None else asdict(draft),
         }

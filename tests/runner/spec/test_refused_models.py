@@ -162,7 +162,7 @@ def test_so_is_what_is_wrong_with_a_draft(cli: Cli, write_prompts: Callable[...,
 def test_models_with_few_learned_positions_load(tmp_path: Path, name: str, positions: int) -> None:
     length = {"n_positions": positions} if name == "GPT2" else {"max_position_embeddings": positions}
     loaded = load_model(EngineConfig(target=save(tmp_path, config_of(name, **length))))
-    assert loaded.executor.max_model_len == positions
+    assert loaded.facts.max_model_len == positions
 
 
 def test_a_tokenizer_model_alone_is_enough(tmp_path: Path) -> None:

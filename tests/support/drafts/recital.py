@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.executors.scripted import Script, ScriptedExecutor
+from workers.engine.models.facts import ModelReport
 from workers.engine.text.tokenizer import HuggingFaceTokenizer
 
 TEXT = (
@@ -85,4 +86,4 @@ def reciting(
     tokenizer: HuggingFaceTokenizer, text: str = TEXT, *, padding: int = 0, seed: int = 0, name: str = "recital"
 ) -> LoadedModel:
     executor = Recital(tokenizer.pieces(), text, padding=padding, seed=seed)
-    return LoadedModel(executor, tokenizer, name, name, {"vocabulary": name})
+    return LoadedModel(executor, tokenizer, name, name, ModelReport(vocabulary=name))

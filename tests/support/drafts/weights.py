@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from tests.support.models.tiny import VOCAB, build, config_of
 from workers.engine.models.executor import LoadedModel
+from workers.engine.models.facts import ModelReport
 from workers.engine.models.loading.pretrained import build_executor
 from workers.engine.speculators.medusa.heads import save_heads, untrained_heads
 from workers.engine.text.tokenizer import ByteTokenizer
@@ -43,7 +44,7 @@ def tiny_model(context: float = 0.1, seed: int = 0) -> LlamaForCausalLM:
 
 def tiny_target(context: float = 0.1, attention: str = "numba", dtype: torch.dtype = torch.float32) -> LoadedModel:
     executor = build_executor(tiny_model(context).to(dtype), attention, "tiny", 256)
-    return LoadedModel(executor, ByteTokenizer(VOCAB), "tiny", "0", {"attention": attention})
+    return LoadedModel(executor, ByteTokenizer(VOCAB), "tiny", "0", ModelReport(attention=attention))
 
 
 # Medusa --------------------------------------------------------------------------------------------------------------

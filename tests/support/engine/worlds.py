@@ -57,7 +57,7 @@ class World:
             return EngineCore(config, model=self.target)
 
         def make(context: SpeculatorContext) -> dict[str, Speculator]:
-            cache = KVCache(draft.executor.cache_shape, context.cache.num_blocks, config.block_size)
+            cache = KVCache(draft.facts.cache_shape, context.cache.num_blocks, config.block_size)
             reading = choose_reading(config, context.target, draft)
             made = DraftModelSpeculator(draft.executor, cache, reading, max_step_tokens=config.max_step_tokens)
             return {"draft_model": made}

@@ -83,7 +83,7 @@ def _examine(folder: Path, name: str, drafts: dict[str, str]) -> Line:
         return Line(config.model_type, _reason(error, directory))
     expected = _expected(model)
     taken = tuple(method for methods in TOGETHER if _take(loaded, methods, drafts, expected) for method in methods)
-    return Line(config.model_type, varies=tuple(loaded.details["batch_variance"]), methods=taken)
+    return Line(config.model_type, varies=tuple(loaded.report.batch_variance), methods=taken)
 
 
 def _reason(error: EngineError, directory: Path) -> str:

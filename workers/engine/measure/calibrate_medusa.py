@@ -59,7 +59,7 @@ def calibrate_medusa(
     recorders: list[_RankRecorder] = []
 
     def make(context: SpeculatorContext) -> dict[str, NoSpeculator]:
-        shape, vocab = context.cache.shape, context.target.executor.vocab_size
+        shape, vocab = context.cache.shape, context.target.facts.vocab_size
         precision = choose_precision(config.speculation, shape.dtype, shape.device)
         heads = MedusaHeads.load(files, shape.hidden_size, vocab, precision)
         recorders.append(_RankRecorder(heads, context))
@@ -136,7 +136,7 @@ def step_seconds(executor: Executor, batch: int, max_nodes: int, *, repeats: int
     sizes = [size for size in TREE_SIZES if size <= max_nodes] or [max_nodes]
     room = -(-(_CONTEXT + max(sizes)) // 16)
     trial = Trial(executor, num_blocks=batch * room)
-    length = min(_CONTEXT, executor.max_model_len - max(sizes))
+    length = min(_CONTEXT, executor.facts.max_model_len - max(sizes))
     seqs = [trial.open([1 + index % 7] * length, room=max(sizes)) for index in range(batch)]
     trial.run([Feed(seq, 0, length - 1, logits=False) for seq in seqs])
     found = {}

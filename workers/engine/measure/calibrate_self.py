@@ -17,8 +17,8 @@ import torch
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.measure.skip_search import Judged, Progress, SkipSearch
 from workers.engine.measure.speedup import best_length
-from workers.engine.models.executor import LoadedModel
-from workers.engine.models.skipping import NOTHING, SkippingExecutor, SkipSet
+from workers.engine.models.executor import LoadedModel, SkippingExecutor
+from workers.engine.models.skipping import NOTHING, SkipSet
 from workers.engine.models.trial import Trial
 from workers.engine.speculators.self.skip_file import SkipFile
 from workers.engine.speculators.self.speculator import skipping
@@ -80,7 +80,7 @@ def calibrate_self(
     models that cannot skip, `InvalidConfig` when the prompts give too little to measure.
     """
     executor = skipping(target)
-    layers = target.executor.cache_shape.num_layers
+    layers = target.facts.cache_shape.num_layers
     rehearsal = _Rehearsal(target, prompts, answer_tokens, max_positions, temperature)
     costs = costs or measure_costs(target, batch, max_draft_tokens)
 
@@ -99,7 +99,7 @@ def calibrate_self(
 @torch.inference_mode()
 def measure_costs(target: LoadedModel, batch: int, max_draft_tokens: int, *, repeats: int = 5) -> StepCosts:
     """Fastest of some passes over `batch` short sequences, whole and without one kind of sublayer or both."""
-    executor, layers = skipping(target), target.executor.cache_shape.num_layers
+    executor, layers = skipping(target), target.facts.cache_shape.num_layers
     every = frozenset(range(layers))
     trial = Trial(target.executor, num_blocks=batch * (2 + max_draft_tokens // BLOCK + 1), block_size=BLOCK)
     seqs = [trial.open([1] * BLOCK, room=max_draft_tokens) for _ in range(batch)]
@@ -131,7 +131,7 @@ class _Rehearsal:
     def __init__(
         self, target: LoadedModel, prompts: Seq[Seq[int]], answer_tokens: int, max_positions: int, temperature: float
     ) -> None:
-        limit = target.executor.max_model_len - answer_tokens
+        limit = target.facts.max_model_len - answer_tokens
         usable = [list(prompt)[:limit] for prompt in prompts if len(prompt) > 0]
         blocks = sum((len(prompt) + answer_tokens) // BLOCK + 1 for prompt in usable) + max_positions // BLOCK + 2
         self._trial = Trial(target.executor, num_blocks=blocks, block_size=BLOCK)

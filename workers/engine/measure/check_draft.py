@@ -144,28 +144,28 @@ class _Bench:
         )
 
     def report(self, counts: AcceptanceCounts, batches: Seq[BatchReport]) -> DraftReport:
-        speculation, target = self._speculation, self._model.executor
+        speculation, model = self._speculation, self._model
         drafter = self._drafters[speculation.method]
         vocabulary = drafter.vocabulary
         weights = drafter.draft.weight_bytes if drafter.draft else 0
         kv = drafter.cache.shape.bytes_per_token() if drafter.cache else 0
-        shape = target.cache_shape
+        shape, target_weights = model.facts.cache_shape, model.executor.weight_bytes
         return DraftReport(
             method=speculation.method,
-            target=self._model.name,
+            target=model.name,
             draft=speculation.draft,
             identical=self._identical,
             counts=counts,
             vocabulary=vocabulary.kind,
             vocabulary_overlap=vocabulary.overlap,
-            target_weight_bytes=target.weight_bytes,
+            target_weight_bytes=target_weights,
             draft_weight_bytes=weights,
             target_kv_bytes_per_token=shape.bytes_per_token(),
             draft_kv_bytes_per_token=kv,
             draft_hidden_bytes_per_token=len(drafter.hidden_layers) * shape.hidden_size * shape.dtype.itemsize,
             batches=tuple(batches),
             depth=speculation.depth,
-            rules=judge(counts, batches[0].speed_ratio, weights / max(1, target.weight_bytes), vocabulary.coverage),
+            rules=judge(counts, batches[0].speed_ratio, weights / max(1, target_weights), vocabulary.coverage),
         )
 
 

@@ -23,11 +23,11 @@ class Preflight:
     def __init__(self, config: EngineConfig) -> None:
         self._target = outline_model(config)
         self.tokenizer = self._target.tokenizer
-        self.max_model_len = context_length(config, self._target.executor)
-        self._kv = plan_kv(config, self._target.executor, check_speculators(config, self._target))
+        self.max_model_len = context_length(config, self._target.facts)
+        self._kv = plan_kv(config, self._target.facts, check_speculators(config, self._target))
         self.config = with_skip_set(config, self._target)
         """With what files of this machine decide written into it, so that it means the same on any other."""
 
     def check(self, request: Request) -> None:
         """Raise the `EngineError` with which the engine would refuse the request."""
-        check_request(request, self.config, self._target.executor, self._kv.capacity)
+        check_request(request, self.config, self._target.facts, self._kv.capacity)

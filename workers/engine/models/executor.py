@@ -1,14 +1,16 @@
-"""The seat of a model in the engine."""
+"""The interface of what runs a model, and models before and after their weights load."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, cast
 
 import torch
 
+from workers.engine.models.facts import ModelFacts, ModelReport
+from workers.engine.models.skipping import SkipSet
 from workers.engine.state.batch import Batch
-from workers.engine.state.kv_cache import CacheShape, KVCache
+from workers.engine.state.kv_cache import KVCache
 from workers.engine.text.tokenizer import TextTokenizer
 
 
@@ -27,14 +29,7 @@ class Executor(Protocol):
     """
 
     @property
-    def cache_shape(self) -> CacheShape: ...
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        ...
-
-    @property
-    def max_model_len(self) -> int: ...
+    def facts(self) -> ModelFacts: ...
     @property
     def weight_bytes(self) -> int:
         """Memory that the weights take."""
@@ -43,9 +38,8 @@ class Executor(Protocol):
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput: ...
 
 
-@runtime_checkable
 class Vocabulary(Protocol):
-    """An executor that lends its two matrices over the vocabulary, to drafters that have none of their own."""
+    """An executor that lends its two matrices over the vocabulary (`ModelFacts.lends_vocabulary`)."""
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """[T] -> [T, N], rows of the embedding table."""
@@ -56,14 +50,21 @@ class Vocabulary(Protocol):
         ...
 
 
+class SkippingExecutor(Protocol):
+    """An executor that can leave sublayers out (`ModelFacts.skips`)."""
+
+    def forward_skipping(self, batch: Batch, cache: KVCache, skip: SkipSet) -> ModelOutput:
+        """`forward` without the sublayers of `skip`. Attention layers that are left out write no keys and values; what
+        the others write to `Batch.slots` is not the model's own: write it again before anybody relies on it.
+        """
+        ...
+
+
 class Model(Protocol):
     """What is known of a model before its weights load and after: a `LoadedModel`, or an `Outline` of its files."""
 
     @property
-    def executor(self) -> Executor:
-        """An outline's has sizes and kinds alone: it cannot run."""
-        ...
-
+    def facts(self) -> ModelFacts: ...
     @property
     def tokenizer(self) -> TextTokenizer: ...
     @property
@@ -83,9 +84,22 @@ class LoadedModel:
     name: str
     content_hash: str
     """Hash of the weights' file names, sizes and headers; says whether two runs used the same model."""
-    details: dict[str, Any] = field(default_factory=dict)
-    """What ran, for the job's record: dtype, attention backend, ..."""
+    report: ModelReport = field(default_factory=ModelReport)
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self.executor.facts
 
     @property
     def vocabulary(self) -> str | None:
-        return self.details.get("vocabulary")
+        return self.report.vocabulary
+
+    @property
+    def lender(self) -> Vocabulary | None:
+        """Its executor, if that lends its matrices."""
+        return cast(Vocabulary, self.executor) if self.facts.lends_vocabulary else None
+
+    @property
+    def skipper(self) -> SkippingExecutor | None:
+        """Its executor, if that can leave sublayers out."""
+        return cast(SkippingExecutor, self.executor) if self.facts.skips else None

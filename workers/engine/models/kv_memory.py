@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import InvalidConfig
-from workers.engine.models.executor import Executor
+from workers.engine.models.facts import ModelFacts
 from workers.engine.models.loading.load import context_length
 from workers.engine.state.kv_cache import CacheShape
 
@@ -49,7 +49,7 @@ class KVPlan:
         return {name: tokens * getattr(self, name) for name in ("target", "features", "draft")}
 
 
-def plan_kv(config: EngineConfig, target: Executor, drafts: Iterable[DraftMemory]) -> KVPlan:
+def plan_kv(config: EngineConfig, target: ModelFacts, drafts: Iterable[DraftMemory]) -> KVPlan:
     """Share `kv_memory` out, or give every pool `kv_blocks` blocks. Needs the target's sizes, not its weights.
 
     Raises `InvalidConfig` when `kv_memory` is too small for anything.

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from workers.engine.api.errors import InvalidConfig
-from workers.engine.models.executor import ModelOutput
-from workers.engine.state.batch import Batch
-from workers.engine.state.kv_cache import KVCache
 
 ATTENTION, MLP = "attn", "mlp"
 
@@ -59,14 +55,3 @@ class SkipSet:
 
 
 NOTHING = SkipSet()
-
-
-@runtime_checkable
-class SkippingExecutor(Protocol):
-    """An `Executor` that can leave sublayers out."""
-
-    def forward_skipping(self, batch: Batch, cache: KVCache, skip: SkipSet) -> ModelOutput:
-        """`forward` without the sublayers of `skip`. Attention layers that are left out write no keys and values; what
-        the others write to `Batch.slots` is not the model's own: write it again before anybody relies on it.
-        """
-        ...

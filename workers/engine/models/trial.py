@@ -20,13 +20,13 @@ class Trial:
 
     def __init__(self, executor: Executor, *, num_blocks: int = 32, block_size: int = 16) -> None:
         self.executor = executor
-        self.cache = KVCache(executor.cache_shape, num_blocks, block_size, prefix_reuse=False)
+        self.cache = KVCache(executor.facts.cache_shape, num_blocks, block_size, prefix_reuse=False)
         self._count = 0
 
     def open(self, tokens: Iterable[int], *, room: int = 0) -> Sequence:
         """A sequence with nothing cached and `room` slots behind it for a tree."""
         self._count += 1
-        seq = Sequence(Request(self._count, tuple(tokens)), self._count, frozenset(), self.executor.max_model_len)
+        seq = Sequence(Request(self._count, tuple(tokens)), self._count, frozenset(), self.executor.facts.max_model_len)
         self.cache.open(seq)
         if not self.cache.reserve(seq, len(seq) + room):
             raise ValueError(f"{len(seq) + room} tokens do not fit into what is left of {self.cache.num_blocks} blocks")

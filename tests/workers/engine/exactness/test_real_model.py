@@ -49,6 +49,6 @@ def test_bfloat16_rows_differ_only_at_near_ties(demo_bfloat16: LoadedModel) -> N
     for method in ("ngram", "draft tree"):
         tokens = exactness.decode(model, requests, exactness.METHODS[method]).tokens
         rows = exactness.differing(tokens, truth)
-        if model.details["batch_invariant"]:
+        if model.report.batch_invariant:
             assert rows == []
         assert all(exactness.margin(model, by_id[row], tokens[row], truth[row]) < 0.25 for row in rows)

@@ -87,7 +87,7 @@ def test_speculation_changes_no_token(model: str, way: str, setting: str, worlds
     core = EngineCore(EngineConfig(world.model.name, speculation=speculation, **SETTINGS[setting]), model=world.model)
     done = run(core, REQUESTS)
     assert tokens_of(done) == tokens_of(world.truth)
-    if world.model.details["batch_invariant"]:
+    if world.model.report.batch_invariant:
         assert answers(done) == answers(world.truth), "logprobs too"
     if way != "ngram":
         assert sum(completion.stats.accepted for completion in done.values()) > len(REQUESTS)

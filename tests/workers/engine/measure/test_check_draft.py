@@ -144,7 +144,7 @@ def test_steps_without_a_draft_are_in_the_prediction(method: str, monkeypatch: p
     model = load_model(EngineConfig(LOOPING))
     clock: Any = _Clock(model)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    ticking = LoadedModel(clock, model.tokenizer, model.name, model.content_hash, model.details)
+    ticking = LoadedModel(clock, model.tokenizer, model.name, model.content_hash, model.report)
     options = {**NGRAM, "method": method} if method == "ngram" else {"method": method}
     report = check(LOOPING, (1, 4), prompts=MANY, model=ticking, **options)
     assert 0 < report.counts.tested < report.counts.steps / 2

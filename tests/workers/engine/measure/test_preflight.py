@@ -28,7 +28,6 @@ from workers.engine.core import EngineCore
 from workers.engine.measure.preflight import Preflight
 from workers.engine.models.loading.load import load_draft, load_model, outline_draft, outline_model
 from workers.engine.models.loading.sources import resolve
-from workers.engine.models.skipping import SkippingExecutor
 from workers.engine.speculators.self.skip_file import SkipFile
 
 Options = Callable[[Path], dict[str, Any]]
@@ -364,10 +363,7 @@ def test_an_outline_has_the_sizes_of_the_loaded_model(
     target = save(tmp_path, config_of(name, **changes), dtype=dtype)
     config = EngineConfig(target=target, max_model_len=200)
     outline, loaded = outline_model(config), load_model(config)
-    assert outline.executor.cache_shape == loaded.executor.cache_shape
-    assert outline.executor.vocab_size == loaded.executor.vocab_size
-    assert outline.executor.max_model_len == loaded.executor.max_model_len
-    assert isinstance(outline.executor, SkippingExecutor) == isinstance(loaded.executor, SkippingExecutor)
+    assert outline.facts == loaded.facts
     assert outline.tokenizer.eos_token_ids == loaded.tokenizer.eos_token_ids
     assert (outline.vocabulary, outline.content_hash) == (loaded.vocabulary, loaded.content_hash)
 
@@ -377,8 +373,8 @@ def test_the_outline_of_a_draft_is_that_of_what_is_loaded(llama: str, tmp_path: 
     config = EngineConfig(target=llama, speculation=SpeculationConfig(**options))
     loaded = load_draft(config, load_model(config))
     outline = outline_draft(config, outline_model(config))
-    assert outline.executor.max_model_len == loaded.executor.max_model_len == 128
-    assert outline.executor.cache_shape == loaded.executor.cache_shape
+    assert outline.facts == loaded.facts
+    assert loaded.facts.max_model_len == 128
 
 
 @pytest.mark.parametrize(

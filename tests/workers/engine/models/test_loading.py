@@ -32,13 +32,13 @@ def test_a_directory_loads_into_what_it_holds(llama: str) -> None:
         expected = build(config_of("Llama"))(torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(Trial(loaded.executor).chain(tokens), expected, rtol=0, atol=1e-4)
     assert loaded.name == llama
-    assert loaded.executor.max_model_len == 256
+    assert loaded.facts.max_model_len == 256
     assert loaded.tokenizer.eos_token_ids == {2}
     assert loaded.tokenizer.encode("ab") == [loaded.tokenizer.encode(c)[0] for c in "ab"]
-    assert loaded.details["dtype"] == "float32"
-    assert loaded.details["attention"] == "numba"
-    assert loaded.details["executor"] == "FusedExecutor"
-    assert loaded.details["batch_invariant"] is True
+    assert loaded.report.dtype == "float32"
+    assert loaded.report.attention == "numba"
+    assert loaded.report.executor == "FusedExecutor"
+    assert loaded.report.batch_invariant is True
 
 
 def test_loading_prints_nothing(llama: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -49,23 +49,23 @@ def test_loading_prints_nothing(llama: str, capfd: pytest.CaptureFixture[str]) -
 def test_options_are_honoured(llama: str) -> None:
     config = EngineConfig(target=llama, dtype="bfloat16", attention="reference", max_model_len=50)
     loaded = load_model(config)
-    assert loaded.executor.cache_shape.dtype is torch.bfloat16
-    assert loaded.executor.max_model_len == 50
-    assert loaded.details["attention"] == "reference"
+    assert loaded.facts.cache_shape.dtype is torch.bfloat16
+    assert loaded.facts.max_model_len == 50
+    assert loaded.report.attention == "reference"
 
 
 def test_a_target_whose_rows_depend_on_their_batch_says_so(llama: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert load_model(EngineConfig(target=llama)).details["batch_variance"] == []
+    assert load_model(EngineConfig(target=llama)).report.batch_variance == ()
     assert caplog.messages == []
     loaded = load_model(EngineConfig(target=llama, attention="sdpa"))
-    assert loaded.details["batch_invariant"] is False
-    assert f"on what else is in the batch here ({', '.join(loaded.details['batch_variance'])})" in caplog.messages[0]
+    assert loaded.report.batch_invariant is False
+    assert f"on what else is in the batch here ({', '.join(loaded.report.batch_variance)})" in caplog.messages[0]
 
 
 def test_the_checkpoints_dtype_is_kept_except_float16_on_the_cpu(tmp_path: Path) -> None:
     for dtype, loaded_as in ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)):
         target = save(tmp_path / str(dtype), config_of("Llama"), dtype=dtype)
-        assert load_model(EngineConfig(target=target)).executor.cache_shape.dtype is loaded_as
+        assert load_model(EngineConfig(target=target)).facts.cache_shape.dtype is loaded_as
 
 
 def test_eos_ids_come_from_every_config(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_draft_shares_the_targets_weights_or_brings_its_own(tmp_path: Path, ll
     assert load_draft(drafting(llama, "target"), target) is target
     small = save(tmp_path, config_of("Llama", num_hidden_layers=1, max_position_embeddings=128), seed=3)
     draft = load_draft(drafting(llama, small), target)
-    assert draft.executor.cache_shape.num_layers == 1
-    assert draft.executor.max_model_len == 128
+    assert draft.facts.cache_shape.num_layers == 1
+    assert draft.facts.max_model_len == 128
 
 
 @pytest.mark.parametrize("name", ["Mistral", "Qwen2", "Starcoder2", "Cohere2", "Olmo3", "Exaone4", "Phi3"])
@@ -188,8 +188,8 @@ def test_the_context_of_a_draft_is_bounded_by_the_targets(name: str, tmp_path: P
     )
     small = save(tmp_path, config_of(name, **changes), seed=3)
     config = replace(drafting(llama, small), max_model_len=64)
-    assert outline_draft(config, outline_model(config)).executor.max_model_len == 64
-    assert load_draft(config, load_model(config)).executor.max_model_len == 64
+    assert outline_draft(config, outline_model(config)).facts.max_model_len == 64
+    assert load_draft(config, load_model(config)).facts.max_model_len == 64
 
 
 def test_scripted_models_need_no_files() -> None:

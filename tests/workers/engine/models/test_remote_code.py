@@ -166,9 +166,9 @@ def test_code_runs_when_the_job_asks_and_is_recorded(trap: Trap) -> None:
     _auto_map(trap)
     loaded = load_model(EngineConfig(target=str(trap.model), trust_remote_code=True))
     assert trap.sprung
-    assert set(loaded.details["remote_code"]) == {"evil.py", "custom_generate/generate.py"}
+    assert set(loaded.report.remote_code) == {"evil.py", "custom_generate/generate.py"}
     without = load_model(EngineConfig(target=str(trap.model)))
-    assert without.details["remote_code"] == {}
+    assert without.report.remote_code == {}
     (trap.model / "evil.py").write_text((trap.model / "evil.py").read_text() + "\n")
     changed = load_model(EngineConfig(target=str(trap.model), trust_remote_code=True))
     assert len({loaded.content_hash, without.content_hash, changed.content_hash}) == 3

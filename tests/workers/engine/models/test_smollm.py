@@ -43,14 +43,14 @@ def test_gguf_weights_load_as_float32_and_print_nothing_the_second_time(
 ) -> None:
     loaded = load_model(EngineConfig(target=ALIAS))
     assert capfd.readouterr() == ("", "")
-    assert loaded.executor.cache_shape.dtype is torch.float32
-    assert loaded.executor.max_model_len == 8192
+    assert loaded.facts.cache_shape.dtype is torch.float32
+    assert loaded.facts.max_model_len == 8192
 
 
 @pytest.mark.parametrize("threads", [2], indirect=True)
 def test_it_is_batch_invariant(loaded: LoadedModel) -> None:
-    assert loaded.details["executor"] == "FusedExecutor"
-    assert loaded.details["batch_invariant"] is True
+    assert loaded.report.executor == "FusedExecutor"
+    assert loaded.report.batch_invariant is True
     trial = Trial(loaded.executor, num_blocks=128)
     tokens = loaded.tokenizer.encode(loaded.tokenizer.render(CHATS[0]))
     alone = trial.chain(tokens)

@@ -51,7 +51,7 @@ def load_heads(directory: Path) -> MedusaHeads:
 
 def load_eagle(directory: Path, config: dict[str, Any], tensors: Tensors, target: Any = None) -> EagleModel:
     parsed, found = open_eagle(write_eagle(directory, config, tensors), FEATURES, VOCAB)
-    return build_eagle(parsed, found, target, load_attention("sdpa"), Precision())
+    return build_eagle(parsed, found, target or tiny_target(), load_attention("sdpa"), Precision())
 
 
 # Medusa --------------------------------------------------------------------------------------------------------------
@@ -250,19 +250,19 @@ REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
 def test_draft_layers_that_do_not_fit(name: str, tmp_path: Path) -> None:
     config, tensors, message = REFUSED[name]
     with pytest.raises(UnsupportedModel, match=message):
-        load_eagle(tmp_path, config, tensors, tiny_target().executor)
+        load_eagle(tmp_path, config, tensors, tiny_target())
 
 
 def test_the_library_s_eagle1_layout(tmp_path: Path) -> None:
     """fusion_fc and transformer are other names of the same tensors; there is no bias unless the config says so."""
     plain = {"speculators_model_type": "eagle", "transformer_layer_config": LAYER}
-    assert load_eagle(tmp_path / "plain", plain, eagle1_tensors(bias=False), tiny_target().executor).config.version == 1
+    assert load_eagle(tmp_path / "plain", plain, eagle1_tensors(bias=False), tiny_target()).config.version == 1
     ours = eagle1_tensors()
     renamed = {
         key.replace("fc.", "fusion_fc.").replace("layers.0.", "transformer."): tensor for key, tensor in ours.items()
     }
     config = {"speculators_model_type": "eagle", "transformer_layer_config": LAYER, "fusion_bias": True}
-    target = tiny_target().executor
+    target = tiny_target()
     one, two = load_eagle(tmp_path / "a", LAYER, ours, target), load_eagle(tmp_path / "b", config, renamed, target)
     assert one.config.version == two.config.version == 1
     features = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(0))

@@ -97,7 +97,7 @@ def test_layers_are_close_to_the_whole_ones(
 
     def load(wanted: Precision) -> EagleModel:
         parsed, checkpoint = open_eagle(directory, FEATURES, VOCAB)
-        return build_eagle(parsed, checkpoint, target.executor, load_attention("numba"), wanted)
+        return build_eagle(parsed, checkpoint, target, load_attention("numba"), wanted)
 
     whole, model = load(WHOLE), load(precision)
     expected, got = logits_of(whole), logits_of(model)

@@ -103,7 +103,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def target() -> Any:
-    return tiny_target().executor
+    return tiny_target()
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def logits_of(eagle: EagleModel, features: torch.Tensor) -> torch.Tensor:
     "name", ["eagle3", "eagle3, reduced vocabulary", "library, fc_norm", "library, qwen3, everything"]
 )
 def test_gradients_flow_through_the_eagle_layer(name: str, tmp_path: Path) -> None:
-    case, target = CASES[name], tiny_target().executor
+    case, target = CASES[name], tiny_target()
     config, found = open_eagle(write_eagle(tmp_path / "a", case.config, case.tensors), FEATURES, VOCAB)
     weights = learnable({key: found.take(key, *found._all[key].shape) for key in found.keys})
     eagle = build_eagle(config, Tensors("trained", weights, ""), target, load_attention("sdpa"), Trainable())

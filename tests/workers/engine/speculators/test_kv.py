@@ -88,8 +88,8 @@ def test_draft_model() -> None:
     fresh = Prefill(draft.executor)
 
     def inner(context: SpeculatorContext) -> DraftModelSpeculator:
-        cache = KVCache(draft.executor.cache_shape, 60, 4)
-        reading = SameReading(TreeShape(3), draft.executor.vocab_size)
+        cache = KVCache(draft.facts.cache_shape, 60, 4)
+        reading = SameReading(TreeShape(3), draft.facts.vocab_size)
         return DraftModelSpeculator(draft.executor, cache, reading, max_step_tokens=40)
 
     def check(speculator: DraftModelSpeculator, seq: Sequence, features: torch.Tensor) -> None:

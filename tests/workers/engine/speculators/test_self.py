@@ -17,8 +17,9 @@ from workers.engine import Completion, EngineConfig, EngineCore, SpeculationConf
 from workers.engine.api.errors import InvalidConfig, UnsupportedModel
 from workers.engine.api.tree_shape import TreeShape
 from workers.engine.models.executor import LoadedModel
+from workers.engine.models.executors.fused import FusedExecutor
 from workers.engine.models.loading.pretrained import build_executor
-from workers.engine.models.skipping import NOTHING, SkippingExecutor, SkipSet
+from workers.engine.models.skipping import NOTHING, SkipSet
 from workers.engine.models.trial import Trial
 from workers.engine.speculators.self.skip_file import SkipFile
 from workers.engine.speculators.self.speculator import SelfSpeculator, skip_set_of, skipping
@@ -81,7 +82,7 @@ def test_the_cache_is_left_as_a_fresh_pass_leaves_it(shape: TreeShape) -> None:
 
     def make(context: Any) -> Speculator:
         skip = SkipSet.parse(SKIP, 3)
-        return SelfSpeculator(executor, context.cache, skip, shape=shape, vocab_size=target.executor.vocab_size)
+        return SelfSpeculator(executor, context.cache, skip, shape=shape, vocab_size=target.facts.vocab_size)
 
     def check(speculator: Speculator, seq: Sequence, features: torch.Tensor) -> None:
         pass
@@ -100,7 +101,7 @@ def test_skipped_sublayers_add_nothing() -> None:
         model.model.layers[layer].mlp.down_proj.weight.zero_()
     tokens = prompt(30, 1)
     expected = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-    assert isinstance(executor, SkippingExecutor)
+    assert isinstance(executor, FusedExecutor)
     trial = Trial(executor)
     seq = trial.open(tokens)
     batch = Batch.pack([Feed(seq, 0, len(seq))], trial.cache)

@@ -40,7 +40,7 @@ def test_equals_the_library(variant: str, tmp_path: Path) -> None:
     theirs = _their_model(core, layer, options)
     theirs.save_pretrained(tmp_path)
     config, tensors = open_eagle(str(tmp_path), FEATURES, VOCAB)
-    ours = build_eagle(config, tensors, tiny_target().executor, load_attention("numba"), Precision())
+    ours = build_eagle(config, tensors, tiny_target(), load_attention("numba"), Precision())
 
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, VOCAB, (12,), generator=generator)

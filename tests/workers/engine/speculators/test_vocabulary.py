@@ -47,7 +47,7 @@ def engine(speculation: SpeculationConfig, draft: LoadedModel | None = None, **o
 
     def make(context: SpeculatorContext) -> dict[str, Speculator]:
         assert draft is not None
-        cache = KVCache(draft.executor.cache_shape, context.cache.num_blocks, config.block_size)
+        cache = KVCache(draft.facts.cache_shape, context.cache.num_blocks, config.block_size)
         reading = choose_reading(config, context.target, draft)
         made = DraftModelSpeculator(draft.executor, cache, reading, max_step_tokens=config.max_step_tokens)
         return {"draft_model": made}
@@ -106,11 +106,11 @@ def test_pieces_are_bytes_however_they_are_written() -> None:
 def test_the_mapping() -> None:
     vocabulary = VocabularyMap(TARGET, DRAFTS["sentencepiece"])
     target, draft = vocabulary.target, vocabulary.draft
-    logits = torch.randn(3, DRAFTS["sentencepiece"].executor.vocab_size)
+    logits = torch.randn(3, DRAFTS["sentencepiece"].facts.vocab_size)
     mapped = vocabulary.to_target(logits)
-    assert mapped.shape == (3, TARGET.executor.vocab_size)
+    assert mapped.shape == (3, TARGET.facts.vocab_size)
     found = 0
-    for token in range(TARGET.executor.vocab_size):
+    for token in range(TARGET.facts.vocab_size):
         piece = target.pieces[token] if token < len(target.pieces) else None
         said = vocabulary.to_draft(token)
         assert said, "every token can be said"
@@ -140,7 +140,7 @@ def test_what_the_draft_cached_equals_a_fresh_pass(kind: str) -> None:
         reading: Reading = TextReading(vocabulary, draft, target.tokenizer)
         if kind == "mapped":
             reading = MappedReading(vocabulary, draft, TreeShape(3), VOCAB, DraftNoise.COUPLED)
-        return DraftModelSpeculator(executor, KVCache(executor.cache_shape, 90, 4), reading, max_step_tokens=40)
+        return DraftModelSpeculator(executor, KVCache(executor.facts.cache_shape, 90, 4), reading, max_step_tokens=40)
 
     def check(speculator: DraftModelSpeculator, seq: Sequence, features: torch.Tensor) -> None:
         nonlocal checked

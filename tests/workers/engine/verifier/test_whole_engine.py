@@ -41,7 +41,7 @@ def conditional(model: str, path: tuple[int, ...]) -> dict[int, float]:
     """The model's own distribution after the prompt and `path`, from a pass of its own."""
     core = engine(model)
     seq = Sequence(Request(0, PROMPT + list(path), params(0)), 0, frozenset(), 1000)
-    cache_ = KVCache(core.model.executor.cache_shape, 4, 16, prefix_reuse=False)
+    cache_ = KVCache(core.model.facts.cache_shape, 4, 16, prefix_reuse=False)
     cache_.open(seq)
     assert cache_.reserve(seq, len(seq))
     logits = core.model.executor.forward(Batch.pack([Feed(seq, 0, len(seq))], cache_), cache_).logits[:1]

@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 from workers.engine.attention.interface import AttentionBackend, write_hidden
 from workers.engine.kernels.cpu.elementwise import Rotation, add_norm, rotate_and_cache, silu_mul
 from workers.engine.models.executor import ModelOutput
+from workers.engine.models.facts import ModelFacts
 from workers.engine.models.layers.precision import Precision
 from workers.engine.models.layers.quantised import AnyLinear
 from workers.engine.models.shapes import windows
@@ -64,9 +65,8 @@ class FusedExecutor:
         self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int, precision: Precision
     ) -> None:
         config = model.config
-        self.cache_shape = shape
+        self.facts = self.facts_of(model, shape, max_model_len)
         self.precision = precision
-        self.max_model_len = max_model_len
         self.attention = attention
         cos, sin = _rotation_table(model, max_model_len)
         layer = shape.layers[0]
@@ -81,11 +81,15 @@ class FusedExecutor:
             model.model.layers[index] = nn.Identity()
         self._embedding: torch.Tensor = model.get_input_embeddings().weight.detach()
         self._norm = model.model.norm.weight.detach()
-        head = model.get_output_embeddings()
-        self.vocab_size = int(head.weight.shape[0])
-        self._head = _pack(precision, head)
+        self._head = _pack(precision, model.get_output_embeddings())
         linears = [linear for layer in self._layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         self.weight_bytes = self._embedding.nbytes + self._head.nbytes + sum(linear.nbytes for linear in linears)
+
+    @classmethod
+    def facts_of(cls, model: Any, shape: CacheShape, max_model_len: int) -> ModelFacts:
+        """Of a transformers model with weights or without."""
+        vocab = int(model.get_output_embeddings().weight.shape[0])
+        return ModelFacts(shape, vocab, max_model_len, cls.__name__, skips=True, lends_vocabulary=True)
 
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
         return self.forward_skipping(batch, cache, NOTHING)

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from workers.engine.api.errors import UnsupportedModel
 from workers.engine.attention.interface import AttentionBackend, AttentionPlan, write_hidden, write_rows
 from workers.engine.models.executor import ModelOutput
+from workers.engine.models.facts import ModelFacts
 from workers.engine.models.layers.experts import pack_experts
 from workers.engine.models.layers.linear import pack_modules
 from workers.engine.models.layers.precision import Precision
@@ -102,10 +103,8 @@ class HuggingFaceExecutor:
     def __init__(
         self, model: Any, attention: AttentionBackend, shape: CacheShape, max_model_len: int, precision: Precision
     ) -> None:
-        self.cache_shape = shape
+        self.facts = self.facts_of(model, shape, max_model_len)
         self.precision = precision
-        self.max_model_len = max_model_len
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.attention = attention
         self._model = model
         quantised = precision.quantise_modules(model)
@@ -115,9 +114,15 @@ class HuggingFaceExecutor:
         if shape.device.type == "cpu":
             make_rowwise(model, lambda: Trial(self).chain(range(1, 1 + FIRST_TOKENS)))
 
+    @classmethod
+    def facts_of(cls, model: Any, shape: CacheShape, max_model_len: int) -> ModelFacts:
+        """Of a transformers model with weights or without."""
+        vocab = int(model.get_output_embeddings().weight.shape[0])
+        return ModelFacts(shape, vocab, max_model_len, cls.__name__, lends_vocabulary=True)
+
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
-        step = CachedStep(batch, cache, self.attention.prepare(batch, cache), self.max_model_len)
+        step = CachedStep(batch, cache, self.attention.prepare(batch, cache), self.facts.max_model_len)
         with carrying(step):
             out = self._model(
                 input_ids=batch.input_ids[None],

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.attention.interface import write_hidden
 from workers.engine.models.executor import LoadedModel, ModelOutput
+from workers.engine.models.facts import ModelFacts, ModelReport
 from workers.engine.models.skipping import NOTHING, SkipSet
 from workers.engine.state.batch import Batch
 from workers.engine.state.kv_cache import CacheShape, KVCache
@@ -78,11 +79,10 @@ class ScriptedExecutor:
             raise InvalidConfig(f"scripted model: vocab must be at least 257, got {script.vocab}")
         self.script = script
         # float64 holds the 52-bit hashes exactly.
-        self.cache_shape = CacheShape.uniform(
+        shape = CacheShape.uniform(
             max(1, script.layers), 1, max(1, script.order), torch.float64, torch.device("cpu"), HIDDEN
         )
-        self.vocab_size = script.vocab
-        self.max_model_len = script.max_len
+        self.facts = ModelFacts(shape, script.vocab, script.max_len, type(self).__name__, skips=True)
         rng = np.random.default_rng(script.seed)
         self._columns = rng.integers(1, 2**63, size=script.vocab, dtype=np.uint64) | np.uint64(1)
 
@@ -101,7 +101,7 @@ class ScriptedExecutor:
 
     def _disturbance(self, states: NDArray[np.uint64], skip: SkipSet) -> NDArray[np.float32]:
         """[R, V]: noise of each skipped sublayer's own, a tenth as large as the logits, which depends on the state."""
-        noise = np.zeros((len(states), self.vocab_size), np.float32)
+        noise = np.zeros((len(states), self.facts.vocab_size), np.float32)
         salts = [*(2 * layer + 1 for layer in skip.attention), *(2 * layer + 2 for layer in skip.mlp)]
         for salt in sorted(salts):
             with np.errstate(over="ignore"):
@@ -203,10 +203,5 @@ def load_scripted(target: str) -> LoadedModel:
         tokenizer=ByteTokenizer(script.vocab),
         name=target,
         content_hash=blake2b(repr(script).encode(), digest_size=16).hexdigest(),
-        details={
-            "attention": "none",
-            "dtype": "float32",
-            "batch_invariant": True,
-            "vocabulary": f"bytes-{script.vocab}",
-        },
+        report=ModelReport("scripted", ScriptedExecutor.__name__, vocabulary=f"bytes-{script.vocab}"),
     )

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import InvalidConfig
-from workers.engine.models.executor import Executor, LoadedModel, Model
+from workers.engine.models.executor import LoadedModel, Model
 from workers.engine.models.executors import scripted
+from workers.engine.models.facts import ModelFacts
 from workers.engine.models.layers.precision import Weights
 from workers.engine.models.loading.wanted import Wanted
 
@@ -24,7 +25,7 @@ SHARED = "target"
 def load_model(config: EngineConfig) -> LoadedModel:
     """The target. Raises `ModelNotFound`, `UnsupportedModel` or `InvalidConfig`, naming the model or the option."""
     target = _load(Wanted(config.target, config, config.max_model_len))
-    if varying := target.details.get("batch_variance"):
+    if varying := target.report.batch_variance:
         _log.warning(
             "%s: the bits of a row depend on what else is in the batch here (%s): of two tokens within float noise of "
             "each other, another may come first in another run; see docs/losslessness.md",
@@ -39,7 +40,7 @@ def outline_model(config: EngineConfig) -> Model:
     return _outline(Wanted(config.target, config, config.max_model_len))
 
 
-def context_length(config: EngineConfig, target: Executor) -> int:
+def context_length(config: EngineConfig, target: ModelFacts) -> int:
     """Tokens that a sequence may have."""
     return min(target.max_model_len, config.max_model_len or target.max_model_len)
 
@@ -66,7 +67,7 @@ def _draft(config: EngineConfig, target: _Model, open_model: Callable[[Wanted], 
         if dtype is None:
             return target
         name = config.target
-    bound = context_length(config, target.executor)
+    bound = context_length(config, target.facts)
     if dtype is None:
         return open_model(Wanted(name, config, bound=bound))
     if name.startswith(scripted.PREFIX):

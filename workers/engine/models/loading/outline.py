@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.attention.interface import resolve_attention
-from workers.engine.models.executor import ModelOutput
-from workers.engine.models.executors.fused import covers
+from workers.engine.models.executors.choose import kind_of
+from workers.engine.models.facts import ModelFacts
 from workers.engine.models.layers.precision import Precision
 from workers.engine.models.loading.checks import check_config, check_length, context_limit, foresee
 from workers.engine.models.loading.completeness import check_tensors
@@ -28,9 +28,6 @@ from workers.engine.models.loading.refusals import refusing
 from workers.engine.models.loading.sources import Source, quiet
 from workers.engine.models.loading.wanted import Wanted
 from workers.engine.models.shapes import cache_shape
-from workers.engine.models.skipping import SkipSet
-from workers.engine.state.batch import Batch
-from workers.engine.state.kv_cache import KVCache
 from workers.engine.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -76,7 +73,7 @@ class Outline:
         return source.content_hash()
 
     @cached_property
-    def executor(self) -> UnloadedExecutor:
+    def facts(self) -> ModelFacts:
         """Raises `UnsupportedModel` where its files, the attention backend or the precision rule this model out."""
         with refusing(f"{self._label} cannot be built from its config.json"):
             skeleton = self._skeleton()
@@ -85,10 +82,10 @@ class Outline:
         with refusing(self._label):
             resolve_attention(self._wanted.config.attention, self.device, skeleton.dtype)
             self.precision.check_model(skeleton, self.name)
-            kind = UnloadedFusedExecutor if covers(skeleton, self.device) else UnloadedExecutor
-            executor = kind(skeleton, self.device, self.max_model_len)
+            shape = cache_shape(skeleton.config, self.max_model_len, skeleton.dtype, self.device)
+            facts = kind_of(skeleton, self.device).facts_of(skeleton, shape, self.max_model_len)
             foresee(skeleton, self.name, self.max_model_len)
-        return executor
+        return facts
 
     def check_tensors(self) -> None:
         """Raise `UnsupportedModel` unless the weight files hold what the model needs; reads their headers alone."""
@@ -114,33 +111,6 @@ class Outline:
             return AutoModelForCausalLM.from_config(
                 self.config, dtype=self.precision.dtype, trust_remote_code=self._source.with_code
             )
-
-
-class UnloadedExecutor:
-    """`Executor` of a model without weights: sizes to plan with. Running it raises `NotImplementedError`."""
-
-    weight_bytes = 0
-
-    def __init__(self, skeleton: Any, device: torch.device, max_model_len: int) -> None:
-        self.cache_shape = cache_shape(skeleton.config, max_model_len, skeleton.dtype, device)
-        self.vocab_size = int(skeleton.get_output_embeddings().weight.shape[0])
-        self.max_model_len = max_model_len
-
-    def forward(self, batch: Batch, cache: KVCache) -> ModelOutput:
-        raise NotImplementedError("no weights are loaded")
-
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("no weights are loaded")
-
-    def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("no weights are loaded")
-
-
-class UnloadedFusedExecutor(UnloadedExecutor):
-    """Of a model that will run on the fused executor, which can leave sublayers out."""
-
-    def forward_skipping(self, batch: Batch, cache: KVCache, skip: SkipSet) -> ModelOutput:
-        raise NotImplementedError("no weights are loaded")
 
 
 def resolve_device(name: str) -> torch.device:

@@ -16,8 +16,10 @@ from workers.engine.api.phases import phase
 from workers.engine.attention.interface import load_attention, resolve_attention
 from workers.engine.kernels.cpu.sampling import compile_kernels
 from workers.engine.models.executor import LoadedModel
-from workers.engine.models.executors.fused import FusedExecutor, covers
+from workers.engine.models.executors.choose import kind_of
+from workers.engine.models.executors.fused import FusedExecutor
 from workers.engine.models.executors.hf import HuggingFaceExecutor
+from workers.engine.models.facts import ModelReport
 from workers.engine.models.layers.precision import Precision, Weights
 from workers.engine.models.loading.checks import confirm, probe
 from workers.engine.models.loading.completeness import check_filled
@@ -46,24 +48,25 @@ def load_pretrained(wanted: Wanted) -> LoadedModel:
     with phase("checking the model"):
         attention = resolve_attention(config.attention, outline.device, model.dtype)
         executor = build_executor(model, attention, wanted.name, outline.max_model_len, wanted.weights)
-        tested = self_test(executor)
+        varying = self_test(executor)
         compile_kernels(model.dtype)
     return LoadedModel(
         executor=executor,
         tokenizer=tokenizer,
         name=wanted.name,
         content_hash=source.content_hash(),
-        details={
-            "architecture": outline.config.model_type,
-            "executor": type(executor).__name__,
-            "attention": attention,
-            "dtype": str(executor.precision),
-            "weight_bytes": executor.weight_bytes,
-            "device": str(outline.device),
-            "vocabulary": vocabulary,
-            "remote_code": source.code_hashes(),
-            **tested,
-        },
+        report=ModelReport(
+            architecture=outline.config.model_type,
+            executor=executor.facts.executor,
+            attention=attention,
+            dtype=str(executor.precision),
+            weight_bytes=executor.weight_bytes,
+            device=str(outline.device),
+            vocabulary=vocabulary,
+            remote_code=source.code_hashes(),
+            batch_invariant=not varying,
+            batch_variance=varying,
+        ),
     )
 
 
@@ -83,8 +86,7 @@ def build_executor(
     with refusing(f"{name} ({model.config.model_type})"):
         precision.check_model(model, name)
         seen = probe(model, name, max_model_len)
-        kind = FusedExecutor if covers(model) else HuggingFaceExecutor
-        executor = kind(model, load_attention(attention), seen.shape, max_model_len, precision)
+        executor = kind_of(model)(model, load_attention(attention), seen.shape, max_model_len, precision)
         confirm(executor, seen, name)
         return executor
 

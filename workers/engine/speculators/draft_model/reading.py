@@ -128,7 +128,7 @@ class _Translated:
     def _begin(self, seq: Sequence) -> Sequence:
         """Greedy, for drafts that are made apart from the target's tokens."""
         request = Request(seq.request.id, (), SamplingParams(temperature=0.0))
-        return Sequence(request, seq.index, self._draft.tokenizer.eos_token_ids, self._draft.executor.max_model_len)
+        return Sequence(request, seq.index, self._draft.tokenizer.eos_token_ids, self._draft.facts.max_model_len)
 
     def release(self, seq: Sequence) -> Sequence | None:
         read, _ = self._reads.pop(seq, (None, 0))
@@ -175,7 +175,7 @@ class TextReading(_Translated):
     def __init__(self, vocabulary: VocabularyMap, draft: Model, tokenizer: TextTokenizer) -> None:
         super().__init__(vocabulary, draft, TreeShape())
         self._tokenizer = tokenizer
-        self._draft_vocab = min(draft.executor.vocab_size, len(vocabulary.draft.pieces))
+        self._draft_vocab = min(draft.facts.vocab_size, len(vocabulary.draft.pieces))
 
     def grow(self, seq: Sequence, depth: int) -> TreeGrowth:
         return TreeGrowth(self.of(seq), depth, self.shape, self._draft_vocab)
@@ -221,9 +221,9 @@ class TextReading(_Translated):
 def choose_reading(config: EngineConfig, target: Model, draft: Model) -> Reading:
     """What `config.speculation.vocabulary` asks for. Raises `InvalidConfig`, with the overlap, when the pair cannot."""
     speculation, wanted = config.speculation, config.speculation.vocabulary
-    shape, noise, width = speculation.tree_shape, draft_noise_of(speculation), target.executor.vocab_size
+    shape, noise, width = speculation.tree_shape, draft_noise_of(speculation), target.facts.vocab_size
     identical = draft.vocabulary == target.vocabulary
-    if identical and draft.executor.vocab_size == width and wanted in ("auto", "same"):
+    if identical and draft.facts.vocab_size == width and wanted in ("auto", "same"):
         return SameReading(shape, width, noise)
     vocabulary = VocabularyMap(target, draft)
     pair = f"draft {draft.name} and target {target.name} have different vocabularies: {vocabulary.describe()}"

@@ -56,7 +56,7 @@ class DraftModelSpeculator(Speculator):
         config = context.config
         draft = load_draft(config, context.target)
         cache = KVCache(
-            draft.executor.cache_shape, context.cache.num_blocks, config.block_size, prefix_reuse=config.prefix_reuse
+            draft.facts.cache_shape, context.cache.num_blocks, config.block_size, prefix_reuse=config.prefix_reuse
         )
         reading = choose_reading(config, context.target, draft)
         return cls(
@@ -71,7 +71,7 @@ class DraftModelSpeculator(Speculator):
     def check(cls, config: EngineConfig, target: Model) -> DraftMemory:
         draft = outline_draft(config, target)
         choose_reading(config, target, draft)
-        return DraftMemory(cache=draft.executor.cache_shape)
+        return DraftMemory(cache=draft.facts.cache_shape)
 
     def max_nodes(self, length: int) -> int:
         return self.reading.shape.max_nodes(length)
@@ -90,7 +90,7 @@ class DraftModelSpeculator(Speculator):
     def _reserve(self, seq: Sequence, length: int) -> bool:
         read = self.reading.of(seq)
         longest = len(read) + self.reading.shape.max_expanded(length)
-        if longest > self.executor.max_model_len:
+        if longest > self.executor.facts.max_model_len:
             return False
         if not self.cache.holds(read):
             self.cache.open(read)
@@ -149,4 +149,4 @@ class DraftModelSpeculator(Speculator):
 
 
 def _loaded(draft: LoadedModel) -> LoadedDraft:
-    return LoadedDraft(draft.name, draft.content_hash, draft.details["dtype"], draft.executor.weight_bytes)
+    return LoadedDraft(draft.name, draft.content_hash, draft.report.dtype, draft.executor.weight_bytes)

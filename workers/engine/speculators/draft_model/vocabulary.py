@@ -65,7 +65,7 @@ class VocabularyMap:
     def __init__(self, target: Model, draft: Model) -> None:
         self.target = Spelling(target.tokenizer.pieces())
         self.draft = Spelling(draft.tokenizer.pieces())
-        self._width = target.executor.vocab_size
+        self._width = target.facts.vocab_size
         specials = {piece: token for token, piece in enumerate(self.draft.pieces) if isinstance(piece, str)}
         draft_eos, target_eos = draft.tokenizer.eos_token_ids, target.tokenizer.eos_token_ids
         self._filler = min(draft_eos, default=0)
@@ -74,7 +74,7 @@ class VocabularyMap:
         for token, piece in enumerate(self.target.pieces[: self._width]):
             known = self.draft.by_bytes if isinstance(piece, bytes) else specials
             twin = known.get(piece) if piece is not None else None  # type: ignore[arg-type]
-            if twin is not None and twin < draft.executor.vocab_size:
+            if twin is not None and twin < draft.facts.vocab_size:
                 common.setdefault(twin, token)
                 self._ids[token] = (twin,)
         self._twins, self._common = torch.tensor(list(common)), torch.tensor(list(common.values()))

@@ -15,7 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from workers.engine.api.errors import UnsupportedModel
 from workers.engine.attention.interface import AttentionBackend, AttentionPlan, write_rows
-from workers.engine.models.executor import Executor, Vocabulary
+from workers.engine.models.executor import LoadedModel
+from workers.engine.models.facts import ModelFacts
 from workers.engine.models.layers.precision import Precision, Unread
 from workers.engine.models.layers.quantised import AnyLinear
 from workers.engine.models.loading.refusals import refusing
@@ -60,8 +61,10 @@ class EagleWeights:
     layers: tuple[DraftLayer, ...]
     norm: Norm | None
     """EAGLE-3: before the output matrix."""
-    embed: Callable[[torch.Tensor], torch.Tensor]
-    project: Callable[[torch.Tensor], torch.Tensor]
+    embedding: torch.Tensor | None
+    """[V, N]; None: the target lends its own."""
+    head: AnyLinear | None
+    """Onto the draft's vocabulary; None: the target lends its own."""
     target_ids: torch.Tensor | None
     nbytes: int
     """Without what the target lends."""
@@ -75,12 +78,18 @@ class EagleModel:
     """
 
     def __init__(
-        self, config: EagleConfig, weights: EagleWeights, attention: AttentionBackend, precision: Precision
+        self,
+        config: EagleConfig,
+        weights: EagleWeights,
+        attention: AttentionBackend,
+        precision: Precision,
+        target: LoadedModel,
     ) -> None:
         self.config = config
         self.cache_shape = config.cache_shape(precision.dtype, precision.device)
         self.weight_bytes = weights.nbytes
         self._weights = weights
+        self._embed, self._project = _embedder(weights, target), _projector(weights, target)
         self._attention = attention
         self._dtype = precision.dtype
         self._rotary = LlamaRotaryEmbedding(config.layer).to(precision.device)
@@ -103,7 +112,7 @@ class EagleModel:
         padding = len(batch.input_ids) - len(features)
         if padding:
             features = torch.cat([features, features.new_zeros(padding, features.shape[1])])
-        embedded = self._weights.embed(batch.input_ids).to(features.dtype)
+        embedded = self._embed(batch.input_ids).to(features.dtype)
         plan = self._attention.prepare(batch, cache)
         rotation = self._rotary(features, batch.positions[None])
         hidden = features
@@ -154,7 +163,7 @@ class EagleModel:
         norm = self._weights.norm
         if norm is not None and not self.config.norm_output:
             outputs = norm(outputs)
-        logits = self._weights.project(outputs)
+        logits = self._project(outputs)
         ids = self._weights.target_ids
         if ids is None:
             return logits
@@ -162,8 +171,23 @@ class EagleModel:
         return wide.index_copy_(1, ids, logits)
 
 
+def _embedder(weights: EagleWeights, target: LoadedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    if (table := weights.embedding) is not None:
+        return lambda ids: embedding(ids, table)
+    assert target.lender is not None  # the builder saw to it
+    return target.lender.embed
+
+
+def _projector(weights: EagleWeights, target: LoadedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    if weights.head is not None:
+        return weights.head
+    assert target.lender is not None
+    lent, dtype = target.lender.project, target.facts.cache_shape.dtype
+    return lambda outputs: lent(outputs.to(dtype))
+
+
 def build_eagle(
-    config: EagleConfig, tensors: Tensors, target: Executor, attention: AttentionBackend, precision: Precision
+    config: EagleConfig, tensors: Tensors, target: LoadedModel, attention: AttentionBackend, precision: Precision
 ) -> EagleModel:
     """Take every tensor that the config asks for.
 
@@ -171,17 +195,18 @@ def build_eagle(
     embeddings or its output matrix and cannot.
     """
     with refusing(tensors.name):
-        return EagleModel(config, _Builder(config, tensors, target, precision).weights(), attention, precision)
+        weights = _Builder(config, tensors, target.facts, precision).weights()
+        return EagleModel(config, weights, attention, precision, target)
 
 
-def check_eagle(config: EagleConfig, tensors: Tensors, target: Executor) -> None:
+def check_eagle(config: EagleConfig, tensors: Tensors, target: ModelFacts) -> None:
     """Raise what `build_eagle` would raise, by names and shapes alone: nothing is read but the draft's vocabulary."""
     with refusing(tensors.name):
         _Builder(config, tensors, target, Unread()).weights()
 
 
 class _Builder:
-    def __init__(self, config: EagleConfig, tensors: Tensors, target: Executor, precision: Precision) -> None:
+    def __init__(self, config: EagleConfig, tensors: Tensors, target: ModelFacts, precision: Precision) -> None:
         self._config = config
         self._tensors = tensors
         self._target = target
@@ -197,8 +222,8 @@ class _Builder:
             fc_norms=self._fc_norms(joined),
             layers=tuple(self._layer(index) for index in range(config.num_layers)),
             norm=self._norm("norm", hidden) if config.version == 3 else None,
-            embed=self._embedding(),
-            project=self._projection(),
+            embedding=self._embedding(),
+            head=self._head(),
             target_ids=self._target_ids(),
             nbytes=self._nbytes,
         )
@@ -240,31 +265,31 @@ class _Builder:
             down=self._linear(hidden, inner, f"{name}.mlp.down_proj", bias=mlp_bias),
         )
 
-    def _embedding(self) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _embedding(self) -> torch.Tensor | None:
         table = self._tensors.find("embed_tokens.weight", self._config.target_vocab, self._config.hidden_size)
-        if table is not None:
-            own = self._ready(table)
-            self._nbytes += own.nbytes
-            return lambda ids: embedding(ids, own)
-        return self._lender("embed_tokens.weight").embed
+        if table is None:
+            self._require_lender("embed_tokens.weight")
+            return None
+        own = self._ready(table)
+        self._nbytes += own.nbytes
+        return own
 
-    def _projection(self) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _head(self) -> AnyLinear | None:
         vocab, hidden = self._config.draft_vocab, self._config.hidden_size
         if "lm_head.weight" in self._tensors:
             return self._linear(vocab, hidden, "lm_head")
         if vocab != self._config.target_vocab:
             self._tensors.take("lm_head.weight", vocab, hidden)
-        lender, dtype = self._lender("lm_head.weight"), self._target.cache_shape.dtype
-        return lambda outputs: lender.project(outputs.to(dtype))
+        self._require_lender("lm_head.weight")
+        return None
 
-    def _lender(self, key: str) -> Vocabulary:
-        """The target, where a tensor of the draft is missing because it is the target's own."""
+    def _require_lender(self, key: str) -> None:
+        """Where a tensor of the draft is missing because it is the target's own, the target must lend it."""
         name, target = self._tensors.name, self._target
         if self._config.hidden_size != self._config.feature_size:
             raise UnsupportedModel(f"{name}: tensor {key} is missing, and the target's has another width")
-        if not isinstance(target, Vocabulary):
-            raise UnsupportedModel(f"{name}: tensor {key} is missing, and {type(target).__name__} cannot lend its own")
-        return target
+        if not target.lends_vocabulary:
+            raise UnsupportedModel(f"{name}: tensor {key} is missing, and {target.executor} cannot lend its own")
 
     def _target_ids(self) -> torch.Tensor | None:
         ids = target_ids(self._tensors, self._config)

@@ -64,8 +64,8 @@ class EagleSpeculator(Speculator):
     def create(cls, context: SpeculatorContext) -> EagleSpeculator:
         config, speculation = context.config, context.config.speculation
         eagle, tensors = _open(config, context.target)
-        precision, attention = _backend(config, context.target.executor.cache_shape)
-        model = build_eagle(eagle, tensors, context.target.executor, load_attention(attention), precision)
+        precision, attention = _backend(config, context.target.facts.cache_shape)
+        model = build_eagle(eagle, tensors, context.target, load_attention(attention), precision)
         cache = KVCache(
             model.cache_shape, context.cache.num_blocks, config.block_size, prefix_reuse=config.prefix_reuse, shift=1
         )
@@ -82,8 +82,8 @@ class EagleSpeculator(Speculator):
     @classmethod
     def check(cls, config: EngineConfig, target: Model) -> DraftMemory:
         eagle, tensors = _open(config, target)
-        precision, _ = _backend(config, target.executor.cache_shape)
-        check_eagle(eagle, tensors, target.executor)
+        precision, _ = _backend(config, target.facts.cache_shape)
+        check_eagle(eagle, tensors, target.facts)
         return DraftMemory(eagle.feature_layers, eagle.cache_shape(precision.dtype, precision.device))
 
     def max_nodes(self, length: int) -> int:
@@ -178,7 +178,7 @@ class EagleSpeculator(Speculator):
 def _open(config: EngineConfig, target: Model) -> tuple[EagleConfig, Tensors]:
     assert config.speculation.draft is not None
     require_features(target, "eagle")
-    return open_eagle(config.speculation.draft, target.executor.cache_shape, target.executor.vocab_size)
+    return open_eagle(config.speculation.draft, target.facts.cache_shape, target.facts.vocab_size)
 
 
 def _backend(config: EngineConfig, target: CacheShape) -> tuple[Precision, str]:

@@ -56,7 +56,7 @@ class MedusaSpeculator(Speculator):
 
     @classmethod
     def create(cls, context: SpeculatorContext) -> MedusaSpeculator:
-        speculation, target = context.config.speculation, context.target.executor
+        speculation, target = context.config.speculation, context.target.facts
         precision = choose_precision(speculation, target.cache_shape.dtype, target.cache_shape.device)
         heads, shape = _open(speculation, context.target, precision)
         return cls(
@@ -70,7 +70,7 @@ class MedusaSpeculator(Speculator):
 
     @classmethod
     def check(cls, config: EngineConfig, target: Model) -> DraftMemory:
-        shape = target.executor.cache_shape
+        shape = target.facts.cache_shape
         choose_precision(config.speculation, shape.dtype, shape.device)
         _open(config.speculation, target, Unread())
         return DraftMemory(cls.hidden_layers)
@@ -130,8 +130,8 @@ def _open(speculation: SpeculationConfig, target: Model, precision: Precision) -
     assert speculation.draft is not None
     require_features(target, "medusa")
     files = open_draft(speculation.draft)
-    executor = target.executor
-    heads = MedusaHeads.load(files, executor.cache_shape.hidden_size, executor.vocab_size, precision)
+    facts = target.facts
+    heads = MedusaHeads.load(files, facts.cache_shape.hidden_size, facts.vocab_size, precision)
     _check_depth(speculation, len(heads))
     shape = _shape(speculation.settled(len(heads)), files.path)
     if (shape.max_depth or 0) > len(heads):

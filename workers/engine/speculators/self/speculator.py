@@ -14,9 +14,9 @@ from typing import Any
 from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import NoSkipSet, UnsupportedModel
 from workers.engine.api.tree_shape import TreeShape
-from workers.engine.models.executor import Model
+from workers.engine.models.executor import LoadedModel, Model, SkippingExecutor
 from workers.engine.models.kv_memory import DraftMemory
-from workers.engine.models.skipping import SkippingExecutor, SkipSet
+from workers.engine.models.skipping import SkipSet
 from workers.engine.speculators.self.skip_file import SkipFile, a_file_decides
 from workers.engine.speculators.shared.drawing import DraftNoise, draft_noise_of
 from workers.engine.speculators.shared.growth import TreeGrowth, extend_all
@@ -57,13 +57,13 @@ class SelfSpeculator(Speculator):
             context.cache,
             skip_set_of(context.config, context.target),
             shape=speculation.tree_shape,
-            vocab_size=context.target.executor.vocab_size,
+            vocab_size=context.target.facts.vocab_size,
             noise=draft_noise_of(speculation),
         )
 
     @classmethod
     def check(cls, config: EngineConfig, target: Model) -> DraftMemory:
-        skipping(target)
+        require_skipping(target)
         skip_set_of(config, target)
         return DraftMemory()
 
@@ -93,14 +93,20 @@ def _frontier(growth: TreeGrowth) -> Feed:
     return Feed(seq, len(seq), len(seq), growth.expanded_tree(), first_node=growth.first_of_frontier)
 
 
-def skipping(target: Model) -> SkippingExecutor:
+def skipping(target: LoadedModel) -> SkippingExecutor:
     """The target's executor; raises `UnsupportedModel` when it cannot leave sublayers out."""
-    if not isinstance(target.executor, SkippingExecutor):
+    require_skipping(target)
+    assert target.skipper is not None
+    return target.skipper
+
+
+def require_skipping(target: Model) -> None:
+    """Raise `UnsupportedModel` when the target's executor cannot leave sublayers out."""
+    if not target.facts.skips:
         raise UnsupportedModel(
             f"{target.name} cannot skip sublayers, so it cannot draft for itself: method self needs a model of the "
             "Llama family on the CPU"
         )
-    return target.executor
 
 
 def skip_set_of(config: EngineConfig, target: Model) -> SkipSet:
@@ -108,7 +114,7 @@ def skip_set_of(config: EngineConfig, target: Model) -> SkipSet:
 
     Raises `InvalidConfig` when nothing says, or when it was said for another model.
     """
-    speculation, layers = config.speculation, target.executor.cache_shape.num_layers
+    speculation, layers = config.speculation, target.facts.cache_shape.num_layers
     if speculation.skip is not None:
         return SkipSet.parse(speculation.skip, layers)
     if speculation.exit_layer is not None:

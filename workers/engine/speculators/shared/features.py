@@ -8,8 +8,7 @@ from workers.engine.models.executor import Model
 
 def require_features(target: Model, method: str) -> None:
     """Raise `UnsupportedModel` when the target's executor does not keep hidden states."""
-    if target.executor.cache_shape.hidden_size == 0:
+    if not target.facts.keeps_hidden:
         raise UnsupportedModel(
-            f"method {method} reads hidden states, which {type(target.executor).__name__} of {target.name} does not "
-            "keep"
+            f"method {method} reads hidden states, which {target.facts.executor} of {target.name} does not keep"
         )
