@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from workers.engine.api.sampling_params import SamplingParams
@@ -47,3 +48,10 @@ class RowContext:
         if committed <= 0:
             return not tokens or self.path[-len(tokens) :] == tokens
         return tokens[committed:] == self.path and self.seq.tokens[-committed:] == list(tokens[:committed])
+
+
+def split(rows: Seq[RowContext]) -> tuple[list[int], list[int]]:
+    """Indices of the greedy rows, and of those that are drawn at a temperature above 0."""
+    cold = [i for i, row in enumerate(rows) if row.params.temperature == 0.0]
+    warm = [i for i, row in enumerate(rows) if row.params.temperature != 0.0]
+    return cold, warm

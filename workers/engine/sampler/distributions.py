@@ -20,8 +20,7 @@ def distributions(logits: torch.Tensor, rows: Seq[RowContext]) -> torch.Tensor:
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     result = torch.zeros(logits.shape, dtype=dtype)
     for part in parts(logits, rows):
-        cold = [i for i, row in enumerate(part.rows) if row.params.temperature == 0.0]
-        warm = [i for i, row in enumerate(part.rows) if row.params.temperature != 0.0]
+        cold, warm = part.split()
         if cold:
             tokens = part.argmax(cold)
             found = tokens >= 0

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from workers.engine.api.request import TokenLogprob
-from workers.engine.kernels.cpu.sampling import MASKED
 from workers.engine.sampler.context import RowContext
-from workers.engine.sampler.parts import draw_plain, on_host
+from workers.engine.sampler.interface import PLAIN, Ids, sampler_on
+from workers.engine.state.drawn import MASKED
 
 
 def logprobs_of(logits: torch.Tensor, rows: Seq[RowContext], tokens: Seq[int]) -> list[TokenLogprob | None]:
@@ -19,10 +19,10 @@ def logprobs_of(logits: torch.Tensor, rows: Seq[RowContext], tokens: Seq[int]) -
     wanted = {i: count for i, count in asking.items() if tokens[i] >= 0}
     if not wanted:
         return []
-    host, at = on_host(logits, np.array(list(wanted)))
-    drawn = draw_plain(host, at, max(1, *wanted.values()))
+    at, settings = np.array(list(wanted)), [PLAIN] * len(wanted)
+    drawn = sampler_on(logits.device).draw(logits, at, settings, max(1, *wanted.values()), masses=True)
     sampled = np.array([tokens[i] for i in wanted])
-    own = _below_maximum(host[at], sampled, drawn.tokens[:, 0]) - drawn.log_masses
+    own = _below_maximum(logits[at], sampled, drawn.tokens[:, 0]) - drawn.log_masses
     best = drawn.scores - drawn.log_masses[:, None]
     result: list[TokenLogprob | None] = [None] * len(rows)
     for n, (i, count) in enumerate(wanted.items()):
@@ -31,11 +31,9 @@ def logprobs_of(logits: torch.Tensor, rows: Seq[RowContext], tokens: Seq[int]) -
     return result
 
 
-def _below_maximum(
-    logits: torch.Tensor, tokens: np.typing.NDArray[np.int64], best: np.typing.NDArray[np.int64]
-) -> np.typing.NDArray[np.float32]:
-    """Logit of `tokens` [R] minus that of `best` [R], rounded as the kernels do."""
-    pairs = logits.gather(1, torch.from_numpy(np.stack([tokens, best], axis=1)))
+def _below_maximum(logits: torch.Tensor, tokens: Ids, best: Ids) -> np.typing.NDArray[np.float32]:
+    """Logit of `tokens` [R] minus that of `best` [R], rounded as backends do."""
+    pairs = logits.gather(1, torch.from_numpy(np.stack([tokens, best], axis=1)).to(logits.device)).cpu()
     if pairs.dtype == torch.bfloat16:
         pairs = pairs.float()
     return (pairs[:, 0] - pairs[:, 1]).float().numpy()

@@ -30,8 +30,7 @@ def sample(logits: torch.Tensor, rows: Seq[RowContext]) -> Sampled:
     logits = readable(logits, rows)
     tokens = np.empty(len(rows), np.int64)
     for part in parts(logits, rows):
-        cold = [i for i, row in enumerate(part.rows) if row.params.temperature == 0.0]
-        warm = [i for i, row in enumerate(part.rows) if row.params.temperature != 0.0]
+        cold, warm = part.split()
         if cold:
             tokens[part.index[cold]] = part.argmax(cold)
         if warm:

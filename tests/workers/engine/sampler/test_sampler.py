@@ -15,8 +15,8 @@ from workers.engine.api.errors import InvalidParams
 from workers.engine.api.request import Request
 from workers.engine.api.sampling_params import SamplingParams
 from workers.engine.kernels.cpu.philox import gumbel_rows
-from workers.engine.kernels.cpu.sampling import INVALID, MASKED
 from workers.engine.sampler import RowContext, perturbed_top_k, sample, validate_params
+from workers.engine.state.drawn import INVALID, MASKED
 from workers.engine.state.sequence import Sequence
 
 EOS = frozenset({2, 5})

@@ -12,9 +12,7 @@ import numpy as np
 from numba.core import cgutils, types
 
 from workers.engine.kernels.cpu.runtime import inlined, operation
-
-MASKED, INVALID = -1, -2
-"""In place of an index: every number is -inf; one is NaN or +inf."""
+from workers.engine.state.drawn import INVALID, MASKED
 
 BLOCK = 1024
 LANES = 32

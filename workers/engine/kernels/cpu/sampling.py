@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,7 @@ from numba import carray
 from workers.engine.kernels.cpu.filters import BINS, keep, mass_of, shift_of, token_of
 from workers.engine.kernels.cpu.floats import (
     BLOCK,
-    INVALID,
     LANES,
-    MASKED,
     exp_all,
     find_max,
     max_level,
@@ -25,8 +22,7 @@ from workers.engine.kernels.cpu.floats import (
 )
 from workers.engine.kernels.cpu.philox import TARGET, four_words, gumbel, gumbel_of
 from workers.engine.kernels.cpu.runtime import ARGUMENTS, TASKS, Kernel, claim, inlined
-
-__all__ = ["INVALID", "MASKED", "ROW", "Drawn", "argmax", "draw"]
+from workers.engine.state.drawn import MASKED, Drawn
 
 ROW = np.dtype(
     [
@@ -41,15 +37,6 @@ ROW = np.dtype(
     ],
     align=True,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """The best k tokens of each row, best first; past the last allowed token MASKED with score -inf."""
-
-    tokens: npt.NDArray[np.int64]  # [R, k]; INVALID where the row cannot be drawn from
-    scores: npt.NDArray[np.float32]  # [R, k] (logit - row maximum) / temperature + noise
-    log_masses: npt.NDArray[np.float64]  # [R] log of the kept tokens' sum of e^((logit - maximum) / temperature)
 
 
 def argmax(dtype: torch.dtype, vocab: int, addresses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

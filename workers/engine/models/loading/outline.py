@@ -28,6 +28,7 @@ from workers.engine.models.loading.refusals import refusing
 from workers.engine.models.loading.sources import Source, quiet
 from workers.engine.models.loading.wanted import Wanted
 from workers.engine.models.shapes import cache_shape
+from workers.engine.sampler.interface import require_sampler
 from workers.engine.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -80,6 +81,7 @@ class Outline:
         if not self._source.is_gguf:  # one that is not converted yet is checked when it is
             self.check_tensors()
         with refusing(self._label):
+            require_sampler(self.device)
             resolve_attention(self._wanted.config.attention, self.device, skeleton.dtype)
             self.precision.check_model(skeleton, self.name)
             shape = cache_shape(skeleton.config, self.max_model_len, skeleton.dtype, self.device)

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from workers.engine.api.config import EngineConfig
 from workers.engine.api.phases import phase
 from workers.engine.attention.interface import load_attention, resolve_attention
-from workers.engine.kernels.cpu.sampling import compile_kernels
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.executors.choose import kind_of
 from workers.engine.models.executors.fused import FusedExecutor
@@ -29,6 +28,7 @@ from workers.engine.models.loading.outline import CPU_DTYPES, Outline
 from workers.engine.models.loading.refusals import refusing
 from workers.engine.models.loading.sources import Source, is_pickled, quiet, resolve
 from workers.engine.models.loading.wanted import Wanted
+from workers.engine.sampler.interface import sampler_on
 
 
 def load_pretrained(wanted: Wanted) -> LoadedModel:
@@ -49,7 +49,7 @@ def load_pretrained(wanted: Wanted) -> LoadedModel:
         attention = resolve_attention(config.attention, outline.device, model.dtype)
         executor = build_executor(model, attention, wanted.name, outline.max_model_len, wanted.weights)
         varying = self_test(executor)
-        compile_kernels(model.dtype)
+        sampler_on(outline.device).prepare(model.dtype)
     return LoadedModel(
         executor=executor,
         tokenizer=tokenizer,

@@ -16,7 +16,7 @@ from enum import Enum
 import torch
 
 from workers.engine.api.config import SpeculationConfig
-from workers.engine.sampler import RowContext, distributions, perturbed_top_k
+from workers.engine.sampler import RowContext, distributions, perturbed_top_k, split
 from workers.engine.verifier.noise import Place, draft_uniforms
 from workers.engine.verifier.rules import choose
 
@@ -47,13 +47,12 @@ def draw_candidates(
 
     A greedy row's candidates are the best of log q, whatever the noise.
     """
-    warm = [i for i, row in enumerate(rows) if row.params.temperature != 0.0] if noise is DraftNoise.APART else []
-    if not warm:
+    cold, warm = split(rows)
+    if noise is DraftNoise.COUPLED or not warm:
         tokens, scores = perturbed_top_k(logits, rows, count)
         return Candidates(tokens.tolist(), scores.tolist(), [None] * len(rows))
-    if len(warm) == len(rows):
+    if not cold:
         return _draw_apart(logits[:, :vocab_size], rows, count)
-    cold = sorted(set(range(len(rows))) - set(warm))
     result = Candidates([[]] * len(rows), [[]] * len(rows), [None] * len(rows))
     fixed = draw_candidates(logits[cold], [rows[i] for i in cold], count, vocab_size, DraftNoise.COUPLED)
     drawn = _draw_apart(logits[warm, :vocab_size], [rows[i] for i in warm], count)
