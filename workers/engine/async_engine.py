@@ -21,8 +21,8 @@ from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import EngineStopped
 from workers.engine.api.request import Completion, Request
 from workers.engine.api.stats import EngineSnapshot, StepProfile
+from workers.engine.api.tokenizer import TextTokenizer
 from workers.engine.core import EngineCore
-from workers.engine.text.tokenizer import TextTokenizer
 
 Deliver = Callable[[Completion | EngineStopped], None]
 

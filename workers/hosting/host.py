@@ -16,7 +16,7 @@ from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import EngineError, EngineStopped
 from workers.engine.api.request import Completion, Request
 from workers.engine.api.stats import EngineSnapshot
-from workers.engine.text.tokenizer import TextTokenizer
+from workers.engine.api.tokenizer import TextTokenizer
 from workers.errors import EngineFailed
 from workers.hosting.interface import EngineFactory, HostedEngine, real_engine
 

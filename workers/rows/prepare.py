@@ -13,7 +13,7 @@ from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import EmptyPrompt, InvalidParams, PromptTooLong
 from workers.engine.api.request import Request
 from workers.engine.api.sampling_params import SamplingParams
-from workers.engine.text.tokenizer import TextTokenizer
+from workers.engine.api.tokenizer import TextTokenizer
 from workers.errors import BadRow
 from workers.rows.prompt_length import LengthLimit, in_groups
 from workers.rows.prompts import PromptRenderer

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from workers.engine.api.errors import PromptTooLong
-from workers.engine.text.tokenizer import TextTokenizer
+from workers.engine.api.tokenizer import TextTokenizer
 from workers.errors import BadRow
 
 PREFIX_CHARACTERS = 1 << 16

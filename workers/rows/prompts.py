@@ -9,9 +9,9 @@ from typing import Any
 from jinja2.exceptions import TemplateSyntaxError
 
 from storage.spec import JobSpec
+from workers.engine.api.tokenizer import TextTokenizer
 from workers.engine.text.control_tokens import SpelledTokens
 from workers.engine.text.template_limits import TemplateLimit
-from workers.engine.text.tokenizer import TextTokenizer
 from workers.errors import BadRow, InvalidSpec
 from workers.rows.texts import check_text
 

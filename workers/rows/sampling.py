@@ -11,7 +11,7 @@ from storage.spec import JobSpec
 from storage.suggest import did_you_mean
 from workers.engine.api.errors import InvalidParams
 from workers.engine.api.sampling_params import FIELD_NAMES, SamplingParams
-from workers.engine.text.tokenizer import TextTokenizer
+from workers.engine.api.tokenizer import TextTokenizer
 from workers.errors import BadRow, InvalidSpec
 from workers.rows.texts import check_text
 

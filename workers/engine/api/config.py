@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from workers.engine.api.backends import ENGINES
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.api.options import Range, not_among, out_of_range, wrong_types
 from workers.engine.api.tree_shape import RankPath, TreeShape
@@ -72,7 +73,7 @@ _PLAIN_OPTIONS = {
     *OPTIONS_OF_CHOICES,
 }
 """Options with a default that is no None, so that only a change of it tells that they were set."""
-_ENGINE_CHOICES = {"dtype": DTYPES, "attention": ATTENTION_BACKENDS}
+_ENGINE_CHOICES = {"backend": tuple(ENGINES), "dtype": DTYPES, "attention": ATTENTION_BACKENDS}
 _ENGINE_RANGES = {
     **dict.fromkeys(("max_batch", "max_step_tokens", "block_size", "kv_memory"), Range(1)),
     **dict.fromkeys(("max_model_len", "kv_blocks"), Range(2)),
@@ -303,6 +304,8 @@ class EngineConfig:
     target: str
     """Directory, hub id, GGUF file, alias (smollm2-135m) or scripted model (scripted:...)."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    backend: str = "nightdraft"
+    """Which engine runs it."""
     dtype: str = "auto"
     device: str = "auto"
     attention: str = "auto"

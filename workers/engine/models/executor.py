@@ -7,11 +7,11 @@ from typing import Protocol, cast
 
 import torch
 
+from workers.engine.api.tokenizer import TextTokenizer
 from workers.engine.models.facts import ModelFacts, ModelReport
 from workers.engine.models.skipping import SkipSet
 from workers.engine.state.batch import Batch
 from workers.engine.state.kv_cache import KVCache
-from workers.engine.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from tests.support.drafts.recital import TEXT, byte_level, sentencepiece
 from tests.support.engine.runs import answers, engine, oracle, run
 from workers.engine import EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.request import Tokenizer
+from workers.engine.api.tokenizer import TextTokenizer
 from workers.engine.models.loading.load import load_model
 from workers.engine.text.detokenizer import StopMatch, StopScanner
-from workers.engine.text.tokenizer import ByteTokenizer, TextTokenizer
+from workers.engine.text.tokenizer import ByteTokenizer
 
 LETTERS = "ab é日🙂"
 ENDLESS = "scripted:seed=3,order=2,eos_every=0"

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from workers.engine.api.errors import InvalidConfig
+from workers.engine.api.tokenizer import TextTokenizer
 from workers.engine.attention.interface import resolve_attention
 from workers.engine.models.executors.choose import kind_of
 from workers.engine.models.facts import ModelFacts
@@ -29,7 +30,7 @@ from workers.engine.models.loading.sources import Source, quiet
 from workers.engine.models.loading.wanted import Wanted
 from workers.engine.models.shapes import cache_shape
 from workers.engine.sampler.interface import require_sampler
-from workers.engine.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
+from workers.engine.text.tokenizer import HuggingFaceTokenizer
 
 CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 

@@ -17,6 +17,7 @@ from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.api.request import Request
 from workers.engine.api.sampling_params import SamplingParams
+from workers.engine.api.tokenizer import TextTokenizer
 from workers.engine.api.tree_shape import TreeShape
 from workers.engine.models.executor import Model
 from workers.engine.speculators.draft_model.vocabulary import MAPPED_FROM, SMALLEST_OVERLAP, VocabularyMap
@@ -24,7 +25,6 @@ from workers.engine.speculators.shared.drawing import DraftNoise, draft_noise_of
 from workers.engine.speculators.shared.growth import TreeGrowth, extend_all
 from workers.engine.state.sequence import Sequence
 from workers.engine.state.tree import DraftTree
-from workers.engine.text.tokenizer import TextTokenizer
 from workers.engine.verifier import Verdict
 
 

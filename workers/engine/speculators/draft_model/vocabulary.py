@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from workers.engine.api.tokenizer import Piece
 from workers.engine.models.executor import Model
-from workers.engine.text.tokenizer import Piece
 
 MAPPED_FROM = 0.5
 """Overlap from which on `auto` drafts from the common tokens."""
