@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 ONCE = "once on this machine"
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _under_way: list[Phase] = []
 
@@ -36,7 +36,7 @@ def phase(text: str, *, once: bool = False) -> Iterator[Phase]:
     entered = Phase(f"{text} ({ONCE})" if once else text)
     started = time.monotonic()
     if once:
-        _log.info("%s", entered)
+        log.info("%s", entered)
     with _lock:
         _under_way.append(entered)
     try:
@@ -45,7 +45,7 @@ def phase(text: str, *, once: bool = False) -> Iterator[Phase]:
         with _lock:
             _under_way.remove(entered)
         if once:
-            _log.info("%s took %.0f s", text, time.monotonic() - started)
+            log.info("%s took %.0f s", text, time.monotonic() - started)
 
 
 def current() -> str | None:

@@ -31,7 +31,7 @@ BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class StepCosts:
+class SublayerCosts:
     """Where the time of a plain step goes: shares of it, and what checking a draft costs."""
 
     attention: float
@@ -53,7 +53,7 @@ class SelfCalibration:
     """What was found, ready to be written, and how."""
 
     found: SkipFile
-    costs: StepCosts
+    costs: SublayerCosts
     positions: int
     """Positions of the answers on which acceptance was measured."""
     candidates: int
@@ -70,7 +70,7 @@ def calibrate_self(
     batch: int = 1,
     max_positions: int = 256,
     max_candidates: int = 300,
-    costs: StepCosts | None = None,
+    costs: SublayerCosts | None = None,
     progress: Progress | None = None,
 ) -> SelfCalibration:
     """Search the skip set with the largest predicted speedup, for steps of `batch` sequences.
@@ -97,7 +97,7 @@ def calibrate_self(
 
 
 @torch.inference_mode()
-def measure_costs(target: LoadedModel, batch: int, max_draft_tokens: int, *, repeats: int = 5) -> StepCosts:
+def measure_costs(target: LoadedModel, batch: int, max_draft_tokens: int, *, repeats: int = 5) -> SublayerCosts:
     """Fastest of some passes over `batch` short sequences, whole and without one kind of sublayer or both."""
     executor, layers = skipping(target), target.facts.cache_shape.num_layers
     every = frozenset(range(layers))
@@ -121,7 +121,7 @@ def measure_costs(target: LoadedModel, batch: int, max_draft_tokens: int, *, rep
     mlp = max(0.0, whole - timed(SkipSet(mlp=every))) / whole / layers
     checks = [max(1.0, timed(NOTHING, drafted) / whole) for drafted in range(1, max_draft_tokens + 1)]
     verify = (1.0, *np.maximum.accumulate(checks).tolist())
-    return StepCosts(attention, mlp, max(0.0, 1.0 - layers * (attention + mlp)), verify)
+    return SublayerCosts(attention, mlp, max(0.0, 1.0 - layers * (attention + mlp)), verify)
 
 
 class _Rehearsal:

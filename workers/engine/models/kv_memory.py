@@ -12,7 +12,7 @@ from workers.engine.models.facts import ModelFacts
 from workers.engine.models.loading.load import context_length
 from workers.engine.state.kv_cache import CacheShape
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _FEWEST_BLOCKS = 2
 
@@ -79,4 +79,4 @@ def _affordable(config: EngineConfig, context: int, token: int) -> int:
 def log_plan(plan: KVPlan) -> None:
     """Say how much memory goes where."""
     parts = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in plan.bytes.items() if size)
-    _log.info("KV memory: %d blocks of %d tokens: %s", plan.num_blocks, plan.block_size, parts)
+    log.info("KV memory: %d blocks of %d tokens: %s", plan.num_blocks, plan.block_size, parts)

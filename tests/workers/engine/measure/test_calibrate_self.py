@@ -14,7 +14,7 @@ from tests.support.engine.runs import run
 from tests.support.models.tiny import VOCAB, prompt
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig
-from workers.engine.measure.calibrate_self import SelfCalibration, StepCosts, calibrate_self, measure_costs
+from workers.engine.measure.calibrate_self import SelfCalibration, SublayerCosts, calibrate_self, measure_costs
 from workers.engine.measure.skip_search import Judged, SkipSearch
 from workers.engine.measure.speedup import best_length, expected_tokens
 from workers.engine.models.executor import LoadedModel
@@ -23,7 +23,7 @@ from workers.engine.models.skipping import NOTHING, SkipSet
 from workers.engine.speculators.self.skip_file import SkipFile
 from workers.engine.text.tokenizer import ByteTokenizer
 
-COSTS = StepCosts(attention=0.08, mlp=0.12, rest=0.4, verify=(1.0, 1.05, 1.1, 1.15, 1.2))
+COSTS = SublayerCosts(attention=0.08, mlp=0.12, rest=0.4, verify=(1.0, 1.05, 1.1, 1.15, 1.2))
 PROMPTS = [prompt(length, length) for length in (5, 17, 30, 12)]
 NAMES = tuple(f"{kind}.{layer}" for kind in ("attn", "mlp") for layer in range(3))
 
@@ -74,7 +74,7 @@ def test_measured_acceptance_is_that_of_first_drafted_tokens(target: LoadedModel
 
 
 def test_nothing_skipped_is_accepted_always(target: LoadedModel) -> None:
-    result = calibrate(target, costs=StepCosts(0.0, 0.0, 1.0, (1.0, 1.0)), max_candidates=6)
+    result = calibrate(target, costs=SublayerCosts(0.0, 0.0, 1.0, (1.0, 1.0)), max_candidates=6)
     assert result.candidates == 6
     assert result.found.acceptance <= 1.0
     with pytest.raises(InvalidConfig, match="1 prompts gave 1 positions"):

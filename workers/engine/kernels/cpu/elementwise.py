@@ -15,11 +15,8 @@ import numpy as np
 import torch
 from numba import carray
 
-from workers.engine.kernels.cpu.floats import exp, pointer
-from workers.engine.kernels.cpu.runtime import ARGUMENTS, GRAIN, TASKS, Kernel, claim, inlined
-
-LANES = 32
-"""Partial sums of a norm. Part of the definition of the result."""
+from workers.engine.kernels.cpu.floats import LANES, exp, pointer, same, widen
+from workers.engine.kernels.cpu.runtime import ARGUMENTS, TASKS, Kernel, claim, inlined, run_rows
 
 
 def add_norm(
@@ -27,7 +24,7 @@ def add_norm(
 ) -> None:
     """residual += delta; out = weight * residual / rms(residual). All [T, N] and contiguous, weight [N]; one dtype."""
     rows, width = residual.shape
-    _run(
+    run_rows(
         _ADD_NORM[residual.dtype], rows, width, _bits(eps), residual.data_ptr(),
         0 if delta is None else delta.data_ptr(), weight.data_ptr(), out.data_ptr(),
     )  # fmt: skip
@@ -36,7 +33,7 @@ def add_norm(
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     """out = silu(gate) * up. gate_up [T, 2N] holds gate and up side by side, out is [T, N]; contiguous, one dtype."""
     rows, width = out.shape
-    _run(_SILU_MUL[out.dtype], rows, width, gate_up.data_ptr(), out.data_ptr())
+    run_rows(_SILU_MUL[out.dtype], rows, width, gate_up.data_ptr(), out.data_ptr())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +66,11 @@ def rotate_and_cache(
     """
     rows, total = qkv.shape
     q_norm, k_norm = (weight.data_ptr() for weight in norms) if norms else (0, 0)
-    _run(
+    run_rows(
         _ROTATE[qkv.dtype], rows, total, _bits(eps), qkv.data_ptr(), positions.data_ptr(), slots.data_ptr(),
         rotation.heads, rotation.kv_heads, rotation.width, rotation.cos.data_ptr(), rotation.sin.data_ptr(),
         len(rotation.cos), q_norm, k_norm, keys.data_ptr(), values.data_ptr(), len(keys),
     )  # fmt: skip
-
-
-def _run(kernel: Kernel, rows: int, width: int, *arguments: int) -> None:
-    each = max(1, GRAIN // width)
-    kernel(-(-rows // each), rows, each, width, *arguments)
 
 
 @cache
@@ -87,16 +79,6 @@ def _bits(number: float) -> int:
 
 
 # Numbers of either type: `word` as stored, float32 to compute --------------------------------------------------------
-
-
-@inlined
-def _same(number: Any) -> Any:
-    return number
-
-
-@inlined
-def _widen(number: Any) -> Any:
-    return np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
 
 
 @inlined
@@ -232,27 +214,27 @@ def _rotate(block: Any, word: Any, wide: Any, narrow: Any) -> None:
 
 
 def _add_norm_float32(block: Any) -> None:
-    _add_norm(block, np.float32, _same, _same)
+    _add_norm(block, np.float32, same, same)
 
 
 def _add_norm_bfloat16(block: Any) -> None:
-    _add_norm(block, np.uint16, _widen, _narrow)
+    _add_norm(block, np.uint16, widen, _narrow)
 
 
 def _silu_mul_float32(block: Any) -> None:
-    _silu_mul(block, np.float32, _same, _same)
+    _silu_mul(block, np.float32, same, same)
 
 
 def _silu_mul_bfloat16(block: Any) -> None:
-    _silu_mul(block, np.uint16, _widen, _narrow)
+    _silu_mul(block, np.uint16, widen, _narrow)
 
 
 def _rotate_float32(block: Any) -> None:
-    _rotate(block, np.float32, _same, _same)
+    _rotate(block, np.float32, same, same)
 
 
 def _rotate_bfloat16(block: Any) -> None:
-    _rotate(block, np.uint16, _widen, _narrow)
+    _rotate(block, np.uint16, widen, _narrow)
 
 
 _ADD_NORM = {torch.float32: Kernel(_add_norm_float32), torch.bfloat16: Kernel(_add_norm_bfloat16)}

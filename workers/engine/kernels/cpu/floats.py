@@ -16,6 +16,7 @@ from workers.engine.state.drawn import INVALID, MASKED
 
 BLOCK = 1024
 LANES = 32
+"""Partial sums of a row. Part of the definition of the result."""
 
 
 @operation(types.voidptr, types.int64)
@@ -105,3 +106,15 @@ def total(numbers: Any, partial: Any) -> Any:
     for i in range(whole, len(numbers)):
         result += np.float64(numbers[i])
     return result
+
+
+@inlined
+def same(number: Any) -> Any:
+    """A float32 as it is: beside `widen`, for kernels of either type."""
+    return number
+
+
+@inlined
+def widen(number: Any) -> Any:
+    """Bits of a bfloat16 -> float32."""
+    return np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)

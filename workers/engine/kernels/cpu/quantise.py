@@ -8,14 +8,11 @@ import numpy as np
 import torch
 from numba import carray
 
-from workers.engine.kernels.cpu.floats import pointer
-from workers.engine.kernels.cpu.runtime import ARGUMENTS, TASKS, Kernel, claim, inlined
+from workers.engine.kernels.cpu.floats import LANES, pointer, same, widen
+from workers.engine.kernels.cpu.runtime import ARGUMENTS, TASKS, Kernel, claim, inlined, run_rows
 
 ZERO = 128
 """The code of 0; the largest magnitude of a row becomes 1 or 255."""
-LANES = 32
-GRAIN = 16384
-"""Numbers per task: less than that is not worth a second thread."""
 
 
 def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,19 +22,8 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     rows, width = x.shape
     codes, scales = torch.empty((rows, width), dtype=torch.uint8), torch.empty((rows, 1), dtype=torch.float32)
-    each = max(1, GRAIN // width)
-    _QUANTISE[x.dtype](-(-rows // each), rows, each, width, x.data_ptr(), codes.data_ptr(), scales.data_ptr())
+    run_rows(_QUANTISE[x.dtype], rows, width, x.data_ptr(), codes.data_ptr(), scales.data_ptr())
     return codes, scales
-
-
-@inlined
-def _same(number: Any) -> Any:
-    return number
-
-
-@inlined
-def _widen(number: Any) -> Any:
-    return np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
 
 
 @inlined
@@ -71,11 +57,11 @@ def _quantise(block: Any, word: Any, wide: Any) -> None:
 
 
 def _quantise_float32(block: Any) -> None:
-    _quantise(block, np.float32, _same)
+    _quantise(block, np.float32, same)
 
 
 def _quantise_bfloat16(block: Any) -> None:
-    _quantise(block, np.uint16, _widen)
+    _quantise(block, np.uint16, widen)
 
 
 _QUANTISE = {torch.float32: Kernel(_quantise_float32), torch.bfloat16: Kernel(_quantise_bfloat16)}

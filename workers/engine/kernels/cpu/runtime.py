@@ -31,6 +31,7 @@ from numba.extending import intrinsic
 
 from workers.engine.api.cache_directory import cache_directory, make_cache
 from workers.engine.api.phases import ONCE, phase
+from workers.engine.state import drawn
 
 F = TypeVar("F", bound=Callable[..., Any])
 Launch = Callable[[int, Any, int], None]
@@ -41,7 +42,7 @@ CLAIMED, TASKS, ARGUMENTS = 0, 1, 2
 GRAIN = 16384
 """Numbers per thread: for less, starting a second thread costs more than it saves, much more on a busy machine."""
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _compiling = threading.Lock()
 
 
@@ -164,17 +165,27 @@ class Kernel:
             numba.config.CACHE_DIR = before
 
 
+def run_rows(kernel: Kernel, rows: int, width: int, *arguments: int) -> None:
+    """Run a kernel whose tasks are some of `rows` rows of `width` numbers each.
+
+    Its arguments are the number of rows, rows per task, the width, then `arguments`.
+    """
+    each = max(1, GRAIN // width)
+    kernel(-(-rows // each), rows, each, width, *arguments)
+
+
 @cache
 def _cache_folder() -> Path | None:
     """Where kernels of exactly this source are cached; None when nothing can be written there."""
     digest = blake2b(digest_size=8)
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    # Kernels have the constants of `drawn` compiled into them.
+    for source in (*sorted(Path(__file__).parent.glob("*.py")), Path(drawn.__file__)):
         digest.update(source.read_bytes())
     folder = cache_directory() / "kernels" / digest.hexdigest()
     try:
         make_cache(folder)
     except OSError as error:
-        _log.warning("kernels are compiled at every start: cannot write %s (%s); set NIGHTDRAFT_CACHE", folder, error)
+        log.warning("kernels are compiled at every start: cannot write %s (%s); set NIGHTDRAFT_CACHE", folder, error)
         return None
     return folder
 
@@ -195,7 +206,7 @@ def _launcher() -> Launch:
         parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         parallel.restype = None
         return lambda address, block, threads: parallel(address, block, threads, 0)
-    _log.warning("torch's OpenMP runtime was not found: kernels run on Python threads, which start more slowly")
+    log.warning("torch's OpenMP runtime was not found: kernels run on Python threads, which start more slowly")
     return _on_python_threads
 
 

@@ -15,7 +15,7 @@ from workers.engine.models.facts import ModelFacts
 from workers.engine.models.layers.precision import Weights
 from workers.engine.models.loading.wanted import Wanted
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _Model = TypeVar("_Model", bound=Model)
 
 SHARED = "target"
@@ -26,7 +26,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     """The target. Raises `ModelNotFound`, `UnsupportedModel` or `InvalidConfig`, naming the model or the option."""
     target = _load(Wanted(config.target, config, config.max_model_len))
     if varying := target.report.batch_variance:
-        _log.warning(
+        log.warning(
             "%s: the bits of a row depend on what else is in the batch here (%s): of two tokens within float noise of "
             "each other, another may come first in another run; see docs/losslessness.md",
             config.target,

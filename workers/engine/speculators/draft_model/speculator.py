@@ -13,6 +13,7 @@ from workers.engine.models.executor import Executor, LoadedModel, Model
 from workers.engine.models.kv_memory import DraftMemory
 from workers.engine.models.loading.load import load_draft, outline_draft
 from workers.engine.speculators.draft_model.reading import Reading, choose_reading
+from workers.engine.speculators.shared.catching_up import catch_up
 from workers.engine.speculators.shared.growth import TreeGrowth
 from workers.engine.speculators.speculator import DraftVocabulary, LoadedDraft, Speculator, SpeculatorContext
 from workers.engine.state.batch import Batch, Feed
@@ -97,21 +98,11 @@ class DraftModelSpeculator(Speculator):
         return self.cache.reserve(read, longest)
 
     def _catch_up(self, seqs: Seq[Sequence]) -> None:
-        """Feed what the draft's cache lacks, all but each last token, within the token budget of a pass."""
-        behind = [seq for seq in seqs if len(seq) - 1 > self.cache.num_cached(seq)]
-        while sum(len(seq) - self.cache.num_cached(seq) for seq in behind) > self._max_step_tokens:
-            feeds: list[Feed] = []
-            budget = self._max_step_tokens
-            for seq in behind:
-                start = self.cache.num_cached(seq)
-                end = min(len(seq) - 1, start + budget)
-                if end > start:
-                    feeds.append(self._feed(seq, start, end))
-                    budget -= end - start
+        """Feed what the draft's cache lacks, but for what fits into the pass that drafts."""
+        for feeds in catch_up(self.cache, {seq: len(seq) for seq in seqs}, self._max_step_tokens):
             self.executor.forward(Batch.pack(feeds, self.cache), self.cache)
             for feed in feeds:
                 self.cache.commit(feed.seq, feed.end)
-            behind = [seq for seq in behind if len(seq) - 1 > self.cache.num_cached(seq)]
 
     def _feed(self, seq: Sequence, start: int, end: int) -> Feed:
         self.cache.announce(seq, end)

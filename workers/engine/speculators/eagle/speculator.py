@@ -14,6 +14,7 @@ from workers.engine.models.kv_memory import DraftMemory
 from workers.engine.models.layers.precision import Precision, choose_precision
 from workers.engine.speculators.eagle.checkpoint import EagleConfig, open_eagle
 from workers.engine.speculators.eagle.layer import EagleModel, build_eagle, check_eagle
+from workers.engine.speculators.shared.catching_up import catch_up
 from workers.engine.speculators.shared.checkpoint import Tensors
 from workers.engine.speculators.shared.drawing import DraftNoise, draft_noise_of
 from workers.engine.speculators.shared.features import require_features
@@ -136,29 +137,22 @@ class EagleSpeculator(Speculator):
 
     def _catch_up(self, seqs: Seq[Sequence]) -> torch.Tensor:
         """Make the entries that the draft's cache lacks; returns the output of each sequence's last one, [B, N]."""
-        missing = {seq: len(seq) - 1 - self.cache.num_cached(seq) for seq in seqs}
-        while sum(missing.values()) > max(self._max_step_tokens, len(seqs)):
-            budget, feeds = self._max_step_tokens, []
-            for seq in seqs:
-                count = min(missing[seq] - 1, budget)
-                if count > 0:
-                    feeds.append(self._feed(seq, count))
-                    missing[seq] -= count
-                    budget -= count
+        ends = {seq: len(seq) - 1 for seq in seqs}
+        for feeds in catch_up(self.cache, ends, self._max_step_tokens):
             self._make_entries(feeds)
-        return self._make_entries([self._feed(seq, missing[seq]) for seq in seqs])
+        last = [Feed(seq, self.cache.num_cached(seq), end) for seq, end in ends.items()]
+        for feed in last:
+            self.cache.announce(feed.seq, feed.end)
+        batch, outputs = self._make_entries(last)
+        return outputs[batch.logits_rows[: len(last)]]
 
-    def _feed(self, seq: Sequence, count: int) -> Feed:
-        start = self.cache.num_cached(seq)
-        self.cache.announce(seq, start + count)
-        return Feed(seq, start, start + count)
-
-    def _make_entries(self, feeds: Seq[Feed]) -> torch.Tensor:
+    def _make_entries(self, feeds: Seq[Feed]) -> tuple[Batch, torch.Tensor]:
+        """The pass over these entries, and the output of each row, [T, N]."""
         batch = Batch.pack(feeds, self.cache)
         outputs = self.model.forward(batch, self.model.encode(self._features(feeds)), self.cache)
         for feed in feeds:
             self.cache.commit(feed.seq, feed.end)
-        return outputs[batch.logits_rows[: len(feeds)]]
+        return batch, outputs
 
     def _features(self, feeds: Seq[Feed]) -> torch.Tensor:
         """The target's hidden states where these entries need them, layers side by side."""
