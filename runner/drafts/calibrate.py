@@ -53,8 +53,7 @@ def calibrate(spec: JobSpec, *, batch: int | None, out: str | None, as_json: boo
 
 
 def _medusa(wanted: Wanted) -> dict[str, Any]:
-    from workers.engine.measure.calibrate_medusa import calibrate_medusa
-    from workers.engine.speculators.medusa.tree import TREE_FILE
+    from workers.engine.measure.calibrate_medusa import TREE_FILE, calibrate_medusa
 
     prompts = wanted.prompts
     tree = calibrate_medusa(wanted.config, prompts.token_ids, max_tokens=prompts.params.max_tokens, batch=wanted.batch)
@@ -71,14 +70,12 @@ def _medusa(wanted: Wanted) -> dict[str, Any]:
 
 def _self(wanted: Wanted) -> dict[str, Any]:
     from workers.engine.measure.calibrate_self import calibrate_self
-    from workers.engine.models.loading.load import load_model
 
     result = calibrate_self(
-        load_model(wanted.config),
+        wanted.config,
         wanted.prompts.token_ids,
         answer_tokens=wanted.prompts.params.max_tokens,
         temperature=wanted.prompts.params.temperature,
-        max_draft_tokens=wanted.config.speculation.depth,
         batch=wanted.batch or 1,
         progress=_report,
     )

@@ -19,7 +19,7 @@ from workers.rows.sampling import SamplingMerger
 from workers.rows.settings import engine_config
 
 if TYPE_CHECKING:
-    from workers.engine.models.executor import Model
+    from workers.engine.measure.preflight import Preview
 
 FEW = 16
 """Prompts below which what is measured says more about them than about the data they stand for."""
@@ -37,15 +37,15 @@ class Prompts:
 def prepared_prompts(spec: JobSpec) -> Prompts:
     """The first `input.limit` rows, without those that would become errors; notes say how many, and when few are left.
 
-    Loads no weights. Raises `UsageError` when no row is left, and what `inspect` and `outline_model` raise.
+    Loads no weights. Raises `UsageError` when no row is left, and what `inspect` and `preview` raise.
     """
-    from workers.engine.models.loading.load import outline_model
+    from workers.engine.measure.preflight import preview
 
     dataset = inspect(spec.input)
     # What is measured is one method, whichever the rows ask for.
     spec = replace(spec, input=replace(dataset.input, speculation_column=None))
     config = engine_config(spec)
-    target = outline_model(config)
+    target = preview(config)
     prepared = list(_prepared(spec, dataset, config, target))
     rejected = [row for row in prepared if isinstance(row, RejectedRow)]
     prompts = [row.token_ids for row in prepared if isinstance(row, PreparedRow)]
@@ -61,11 +61,9 @@ def prepared_prompts(spec: JobSpec) -> Prompts:
 
 
 def _prepared(
-    spec: JobSpec, dataset: Dataset, config: EngineConfig, target: Model
+    spec: JobSpec, dataset: Dataset, config: EngineConfig, target: Preview
 ) -> Iterator[PreparedRow | RejectedRow]:
-    from workers.engine.models.loading.load import context_length
-
-    preparer = Preparer(spec, config, target.tokenizer, context_length(config, target.facts))
+    preparer = Preparer(spec, config, target.tokenizer, target.max_model_len)
     files = {file.index: file for file in dataset.files}
     for chunk in plan_chunks(dataset):
         for rows in read_chunk(files[chunk.file_index], chunk, spec.input):

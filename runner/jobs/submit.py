@@ -112,11 +112,10 @@ def _require_room(spec: JobSpec, engine: Preflight) -> None:
 def _for_any_machine(config: EngineConfig) -> EngineConfig:
     if not a_file_decides(config.speculation):
         return config
-    from workers.engine.models.loading.load import outline_model
-    from workers.engine.speculators.self.speculator import with_skip_set
+    from workers.engine.measure.preflight import with_calibrated_skip_set
 
     try:
-        return with_skip_set(config, outline_model(config))
+        return with_calibrated_skip_set(config)
     except ModelNotFound as error:
         return _without_target(config, error)
 

@@ -19,7 +19,7 @@ from workers.engine.models.executor import Executor, LoadedModel
 from workers.engine.models.layers.precision import choose_precision
 from workers.engine.models.trial import Trial
 from workers.engine.speculators.medusa.heads import MedusaHeads
-from workers.engine.speculators.medusa.tree import CalibratedTree, calibrate_tree, fastest_size, write_tree
+from workers.engine.speculators.medusa.tree import TREE_FILE, CalibratedTree, calibrate_tree, fastest_size, write_tree
 from workers.engine.speculators.none import NoSpeculator
 from workers.engine.speculators.shared.checkpoint import open_draft
 from workers.engine.speculators.speculator import SpeculatorContext
@@ -27,6 +27,8 @@ from workers.engine.state.batch import Feed
 from workers.engine.state.kv_cache import FINAL
 from workers.engine.state.tree import ROOT, DraftTree
 from workers.engine.verifier import Verdict
+
+__all__ = ["TREE_FILE", "calibrate_medusa", "rank_tuples", "step_seconds"]
 
 TREE_SIZES = (4, 8, 12, 16, 24, 32, 48, 64)
 """Nodes of the trees whose verification is timed."""

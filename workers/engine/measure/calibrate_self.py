@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.measure.skip_search import Judged, Progress, SkipSearch
 from workers.engine.measure.speedup import best_length
 from workers.engine.models.executor import LoadedModel, SkippingExecutor
+from workers.engine.models.loading.load import load_model
 from workers.engine.models.skipping import NOTHING, SkipSet
 from workers.engine.models.trial import Trial
 from workers.engine.speculators.self.skip_file import SkipFile
@@ -61,28 +63,30 @@ class SelfCalibration:
 
 
 def calibrate_self(
-    target: LoadedModel,
+    config: EngineConfig,
     prompts: Seq[Seq[int]],
     *,
     answer_tokens: int = 32,
     temperature: float = 1.0,
-    max_draft_tokens: int = 8,
     batch: int = 1,
     max_positions: int = 256,
     max_candidates: int = 300,
     costs: SublayerCosts | None = None,
     progress: Progress | None = None,
+    model: LoadedModel | None = None,
 ) -> SelfCalibration:
-    """Search the skip set with the largest predicted speedup, for steps of `batch` sequences.
+    """Search the skip set with the largest predicted speedup, for steps of `batch` sequences and drafts of the
+    configuration's length at most.
 
     Acceptance is the overlap of the two distributions at `temperature`, or at 0 how often both have the same best
     token. `costs` are measured unless given; everything else is the same in every run. Raises `UnsupportedModel` for
-    models that cannot skip, `InvalidConfig` when the prompts give too little to measure.
+    models that cannot skip, `InvalidConfig` when the prompts give too little to measure, and what loading raises.
     """
+    target = model or load_model(config)
     executor = skipping(target)
     layers = target.facts.cache_shape.num_layers
     rehearsal = _Rehearsal(target, prompts, answer_tokens, max_positions, temperature)
-    costs = costs or measure_costs(target, batch, max_draft_tokens)
+    costs = costs or measure_costs(target, batch, config.speculation.depth)
 
     def judge(skip: SkipSet) -> Judged:
         acceptance, cost = rehearsal.acceptance(executor, skip), costs.of(skip, layers)

@@ -25,6 +25,7 @@ from workers.engine.text.tokenizer import ByteTokenizer
 
 COSTS = SublayerCosts(attention=0.08, mlp=0.12, rest=0.4, verify=(1.0, 1.05, 1.1, 1.15, 1.2))
 PROMPTS = [prompt(length, length) for length in (5, 17, 30, 12)]
+CONFIG = EngineConfig("tiny", speculation=SpeculationConfig(method="self", max_draft_tokens=8))
 NAMES = tuple(f"{kind}.{layer}" for kind in ("attn", "mlp") for layer in range(3))
 
 
@@ -38,7 +39,7 @@ def target() -> LoadedModel:
 
 
 def calibrate(target: LoadedModel, **options: Any) -> SelfCalibration:
-    return calibrate_self(target, PROMPTS, **{"answer_tokens": 24, "costs": COSTS, **options})
+    return calibrate_self(CONFIG, PROMPTS, model=target, **{"answer_tokens": 24, "costs": COSTS, **options})
 
 
 def test_it_finds_a_set_that_promises_a_speedup(target: LoadedModel, tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_nothing_skipped_is_accepted_always(target: LoadedModel) -> None:
     assert result.candidates == 6
     assert result.found.acceptance <= 1.0
     with pytest.raises(InvalidConfig, match="1 prompts gave 1 positions"):
-        calibrate_self(target, [[1, 2, 3]], answer_tokens=1, costs=COSTS)
+        calibrate_self(CONFIG, [[1, 2, 3]], model=target, answer_tokens=1, costs=COSTS)
 
 
 @pytest.mark.parametrize("seed", range(6))
