@@ -158,6 +158,7 @@ def test_the_map_names_modules_that_are_there() -> None:
 
 
 def test_paths_in_the_docs_exist() -> None:
+    folders = "runner|scheduler|workers|storage|examples|tests"
     for page in PAGES:
-        for path in re.findall(r"`((?:runner|scheduler|workers|storage|examples)/[\w/]+\.\w+)`", page.read_text()):
+        for path in re.findall(rf"`((?:{folders})/[\w/]+\.\w+)`", page.read_text()):
             assert (ROOT / path).exists(), f"{page.name} names {path}"

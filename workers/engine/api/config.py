@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 
 from workers.engine.api.backends import ENGINES
 from workers.engine.api.errors import InvalidConfig
+from workers.engine.api.methods import REGISTRY
 from workers.engine.api.options import Range, not_among, out_of_range, wrong_types
 from workers.engine.api.tree_shape import RankPath, TreeShape
 
-METHODS = ("none", "ngram", "suffix", "draft_model", "medusa", "eagle", "self")
+METHODS = tuple(REGISTRY)
 DRAFTERS = ("draft_model", "medusa", "eagle")
 """Methods that load a draft."""
 SCORERS = (*DRAFTERS, "self")

@@ -1,4 +1,4 @@
-"""The interface of speculators, which draft tokens, and their registry."""
+"""The interface of speculators, which draft tokens. Their registry is `workers.engine.api.methods`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from workers.engine.api.config import EngineConfig
+from workers.engine.api.methods import REGISTRY
 from workers.engine.models.executor import LoadedModel, Model
 from workers.engine.models.kv_memory import DraftMemory
 from workers.engine.state.kv_cache import KVCache
@@ -87,18 +88,6 @@ class SpeculatorContext:
     target: LoadedModel
     cache: KVCache
     """The target's. It has no blocks yet: caches are sized when all of them are known."""
-
-
-REGISTRY = {
-    "none": "workers.engine.speculators.none:NoSpeculator",
-    "ngram": "workers.engine.speculators.lookup.ngram:NgramSpeculator",
-    "suffix": "workers.engine.speculators.lookup.suffix:SuffixSpeculator",
-    "draft_model": "workers.engine.speculators.draft_model.speculator:DraftModelSpeculator",
-    "self": "workers.engine.speculators.self.speculator:SelfSpeculator",
-    "medusa": "workers.engine.speculators.medusa.speculator:MedusaSpeculator",
-    "eagle": "workers.engine.speculators.eagle.speculator:EagleSpeculator",
-}
-"""Subclasses of `Speculator` with a class method `create(context)` beside `check`."""
 
 
 def make_speculators(context: SpeculatorContext) -> dict[str, Speculator]:
