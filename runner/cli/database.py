@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from runner.cli.options import DEFAULT_STORE, Json, Store
+from runner.output.output import Output
 
 app = typer.Typer(no_args_is_help=True, help="The store's schema.")
 
@@ -17,10 +18,9 @@ def _group() -> None:
 @app.command("upgrade")
 def upgrade(store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Bring the store's schema to the one that this version needs. Back up the database first."""
-    from runner.output.jobs import show_action
     from runner.stores import store_url
     from storage.store.store import Store as JobStore
 
     with JobStore(store_url(store)) as opened:
         opened.upgrade()
-        show_action(f"{opened.url} is up to date", {"store": str(opened.url)}, as_json=as_json)
+        Output(as_json).show({"store": str(opened.url)}, f"{opened.url} is up to date")

@@ -8,6 +8,7 @@ import typer
 
 from runner.cli.flags import Given, takes
 from runner.cli.options import Json
+from runner.output.output import Output
 
 DEFAULT_LIMIT, DEFAULT_TOKENS = 32, 64
 
@@ -31,7 +32,7 @@ def calibrate(
     """Fit a speculator to a target and to your prompts. medusa: the tree, kept beside the heads; self: what to skip."""
     from runner.drafts.calibrate import calibrate as run
 
-    run(given.spec(), batch=batch, out=out, as_json=as_json)
+    run(given.spec(), Output(as_json), batch=batch, out=out)
 
 
 @takes(
@@ -49,4 +50,4 @@ def check_draft(
     """Measure what makes a good draft, on your prompts: speed, acceptance, size, vocabulary, memory, speedup."""
     from runner.drafts.check import check_draft as run
 
-    raise typer.Exit(run(given.spec(), batches=batch, as_json=as_json))
+    raise typer.Exit(run(given.spec(), Output(as_json), batches=batch))

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from runner.cli.options import DEFAULT_STORE, JobName, Json, Store
+from runner.output.output import Output
 
 
 def export(
@@ -31,4 +32,4 @@ def export(
     with existing_store(store) as opened:
         found = opened.jobs.get(job)
         report = export_to(opened, found, out, partial=partial, token_ids=token_ids, force=force)
-        show_export(report, as_json=as_json)
+        show_export(Output(as_json), report)

@@ -8,6 +8,7 @@ import typer
 
 from runner.cli.options import DEFAULT_STORE, JobName, Json, Store
 from runner.errors import UsageError
+from runner.output.output import Output
 
 
 def status(
@@ -26,9 +27,9 @@ def status(
     with existing_store(store) as opened:
         if job is not None:
             found = opened.jobs.get(job)
-            show_job(summary_of(opened, found), opened.results.error_groups(found.id), as_json=as_json)
+            show_job(Output(as_json), summary_of(opened, found), opened.results.error_groups(found.id))
             return
-        show_jobs([summary_of(opened, each) for each in opened.jobs.newest(limit)], as_json=as_json)
+        show_jobs(Output(as_json), [summary_of(opened, each) for each in opened.jobs.newest(limit)])
 
 
 def watch(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
@@ -37,19 +38,18 @@ def watch(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> 
     from runner.stores import existing_store
 
     with existing_store(store) as opened:
-        raise typer.Exit(watch_job(opened, opened.jobs.get(job).id, as_json=as_json))
+        raise typer.Exit(watch_job(opened, opened.jobs.get(job).id, Output(as_json)))
 
 
 def cancel(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
     """Stop a job. Finished rows stay recorded; `resume` goes on from there."""
-    from runner.output.jobs import show_action
     from runner.stores import existing_store
     from scheduler import lifecycle
 
     with existing_store(store) as opened:
         found = opened.jobs.get(job)
         state = lifecycle.cancel(opened, found.id)
-        show_action(f"{found.name} is {state}", {"job": found.id, "name": found.name, "state": state}, as_json=as_json)
+        Output(as_json).show({"job": found.id, "name": found.name, "state": state}, f"{found.name} is {state}")
 
 
 def resume(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
@@ -61,7 +61,7 @@ def resume(job: JobName, store: Store = DEFAULT_STORE, as_json: Json = False) ->
     with existing_store(store) as opened:
         found = opened.jobs.get(job)
         chunks = lifecycle.resume(opened, found.id)
-        show_reopened(found, chunks, "", "no unfinished chunks", as_json=as_json)
+        show_reopened(Output(as_json), found, chunks, "", "no unfinished chunks")
 
 
 def retry(
@@ -80,7 +80,7 @@ def retry(
     with existing_store(store) as opened:
         found = opened.jobs.get(job)
         chunks = lifecycle.retry(opened, found.id)
-        show_reopened(found, chunks, " with failed rows", "no failed rows", as_json=as_json)
+        show_reopened(Output(as_json), found, chunks, " with failed rows", "no failed rows")
 
 
 def errors(
@@ -97,6 +97,6 @@ def errors(
     with existing_store(store) as opened:
         found = opened.jobs.get(job)
         if group:
-            show_error_groups(opened.results.error_groups(found.id), as_json=as_json)
+            show_error_groups(Output(as_json), opened.results.error_groups(found.id))
         else:
-            show_errors(opened.results.errors(found.id, limit), limit, as_json=as_json)
+            show_errors(Output(as_json), opened.results.errors(found.id, limit), limit)

@@ -8,6 +8,7 @@ import typer
 
 from runner.cli.flags import FLAGS, Given, takes
 from runner.cli.options import DEFAULT_STORE, Json, New, Store
+from runner.output.output import Output
 
 
 @takes(*FLAGS)
@@ -31,11 +32,11 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a batch of prompts in this process, without a broker. The same command again resumes."""
-    spec = given.spec()
+    spec, output = given.spec(), Output(as_json)
     if dry_run:
         from runner.jobs.dry_run import show_dry_run
 
-        raise typer.Exit(show_dry_run(spec, as_json=as_json))
+        raise typer.Exit(show_dry_run(spec, output))
     from runner.jobs.run import run_command
 
-    raise typer.Exit(run_command(spec, store, new=new, out=out, force=force, as_json=as_json, verbose=verbose))
+    raise typer.Exit(run_command(spec, store, output, new=new, out=out, force=force, verbose=verbose))

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from runner.cli.options import DEFAULT_BROKER, DEFAULT_STORE, Broker, Json, OptionalBroker, Store
+from runner.output.output import Output
 from workers import CHUNKS_IN_FLIGHT
 
 
@@ -42,4 +43,4 @@ def doctor(store: Store = DEFAULT_STORE, broker: OptionalBroker = None, as_json:
     from runner.output.jobs import show_checks
     from runner.services.doctor import run_checks
 
-    raise typer.Exit(show_checks(run_checks(store, broker), as_json=as_json))
+    raise typer.Exit(show_checks(Output(as_json), run_checks(store, broker)))

@@ -8,6 +8,7 @@ import typer
 
 from runner.cli.flags import Given, takes
 from runner.cli.options import DEFAULT_STORE, Json, New, Store
+from runner.output.output import Output
 
 
 @takes("--name", job_file=True)
@@ -30,5 +31,5 @@ def submit(
     with open_store(store) as opened:
         submission = submit_job(opened, spec, new=new)
         if wait:
-            raise typer.Exit(watch_job(opened, submission.job.id, as_json=as_json))
-        show_submission(submission, as_json=as_json)
+            raise typer.Exit(watch_job(opened, submission.job.id, Output(as_json)))
+        show_submission(Output(as_json), submission)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from runner.drafts.prompts import Prompts, prepared_prompts
 from runner.errors import UsageError
-from runner.output.console import note, print_fields, print_json, print_rows
+from runner.output.console import note
+from runner.output.output import Fields, Output, Table
 from runner.paths import output_file, require_folder
 from storage.spec import JobSpec
 from storage.suggest import did_you_mean
@@ -30,7 +31,7 @@ class Wanted:
     out: str | None
 
 
-def calibrate(spec: JobSpec, *, batch: int | None, out: str | None, as_json: bool) -> None:
+def calibrate(spec: JobSpec, output: Output, *, batch: int | None, out: str | None) -> None:
     """Calibrate the spec's method on its prompts, store the result where jobs find it (or at `out`), and show it.
 
     Raises `UsageError` for a method with nothing to calibrate and an `out` that cannot be written, and what the engine
@@ -46,10 +47,9 @@ def calibrate(spec: JobSpec, *, batch: int | None, out: str | None, as_json: boo
     if out is not None:
         require_folder(output_file(out))
     result = CALIBRATED[method](Wanted(config, prepared_prompts(spec), batch, out))
-    if as_json:
-        print_json(result)
-    else:
-        _show(method, result)
+    output.show(result, *_parts(method, result))
+    if not output.as_json and result.get("predicted_speedup", 2.0) <= 1.0:
+        note("no set promises a speedup for this batch size on this machine: method self would slow the job down")
 
 
 def _medusa(wanted: Wanted) -> dict[str, Any]:
@@ -92,11 +92,9 @@ def _report(tried: int, speedup: float) -> None:
         note(f"{tried} sets tried, the best promises a speedup of {speedup:.2f}")
 
 
-def _show(method: str, result: dict[str, Any]) -> None:
-    paths = result.pop("paths", [])
-    print_fields({name.replace("_", " "): value for name, value in result.items()}, title=f"calibrated {method}")
-    if paths:
+def _parts(method: str, result: dict[str, Any]) -> Iterator[Fields | Table]:
+    shown = {name.replace("_", " "): value for name, value in result.items() if name != "paths"}
+    yield Fields(shown, title=f"calibrated {method}")
+    if paths := result.get("paths"):
         rows = [(str(row["path"]), row["frequency"]) for row in paths[:SHOWN_PATHS]]
-        print_rows(("path", "frequency"), rows, title=f"the {len(rows)} most frequent of {len(paths)} paths")
-    if result.get("predicted_speedup", 2.0) <= 1.0:
-        note("no set promises a speedup for this batch size on this machine: method self would slow the job down")
+        yield Table(("path", "frequency"), rows, title=f"the {len(rows)} most frequent of {len(paths)} paths")

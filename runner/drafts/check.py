@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from runner.drafts.prompts import prepared_prompts
 from runner.errors import ExitCode, UsageError
-from runner.output.console import counted, format_bytes, format_value, note, print_fields, print_json, print_rows
+from runner.output.console import counted, format_bytes, format_value, note
 from runner.output.draft_advice import NEAR_ZERO, likely_causes
+from runner.output.output import Fields, Output, Table
 from storage.spec import JobSpec
 from workers.rows.settings import engine_config
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_BATCHES = (1, 4, 16)
 
 
-def check_draft(spec: JobSpec, *, batches: Sequence[int] | None, as_json: bool) -> ExitCode:
+def check_draft(spec: JobSpec, output: Output, *, batches: Sequence[int] | None) -> ExitCode:
     """Measure and show. Rules of thumb that fail are a finding; tokens that differ under rule exact are a failure.
 
     Raises `UsageError` without a method, and what the engine raises for models and options.
@@ -39,11 +40,7 @@ def check_draft(spec: JobSpec, *, batches: Sequence[int] | None, as_json: bool) 
                 f"batch {batch.batch} holds more sequences than there are prompts ({report.counts.prompts}): they are "
                 "repeated to time it, and counted once; give more (rows, --limit) to time it as a job would run"
             )
-    if as_json:
-        print_json(_as_json(report))
-    else:
-        _show(report)
-        print(_recommended(report))
+    output.show(_values(report), *_parts(report), _recommended(report))
     if report.counts.tested and report.counts.intervals[0][1] < NEAR_ZERO:
         causes = likely_causes(config.speculation, prompts.params.temperature)
         note(f"warning: next to no draft begins with a token that is accepted. {causes}")
@@ -53,7 +50,7 @@ def check_draft(spec: JobSpec, *, batches: Sequence[int] | None, as_json: bool) 
     return ExitCode.FAILED
 
 
-def _as_json(report: DraftReport) -> dict[str, Any]:
+def _values(report: DraftReport) -> dict[str, Any]:
     """The report flat, with what is derived from its counts."""
     found, counts = asdict(report), report.counts
     return {
@@ -69,14 +66,14 @@ def _as_json(report: DraftReport) -> dict[str, Any]:
     }
 
 
-def _show(report: DraftReport) -> None:
-    print_fields(_fields(report), title=f"{report.method} on {report.target}")
-    print_rows(
+def _parts(report: DraftReport) -> Iterator[Fields | Table]:
+    yield Fields(_fields(report), title=f"{report.method} on {report.target}")
+    yield Table(
         ("position", "reached", "accepted", "acceptance", "95 % interval", "of all steps"),
         _positions(report.counts),
         title="acceptance by position in the draft",
     )
-    print_rows(
+    yield Table(
         (
             "batch",
             "plain steps",
@@ -106,7 +103,7 @@ def _show(report: DraftReport) -> None:
         ],
         title="by batch size, timed while the whole batch decodes",
     )
-    print_rows(
+    yield Table(
         ("rule of thumb", "wanted", "measured", "95 % interval", "holds"),
         [
             (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import ExitCode
 from runner.jobs.row_methods import with_row_methods
-from runner.output.console import console, print_fields, print_json, print_rows, visible
+from runner.output.output import Fields, Output, Passage, Table
 from scheduler.intake.dataset import Dataset, inspect
 from scheduler.intake.planning import default_chunk_rows, plan_chunks
 from storage.spec import JobSpec
@@ -43,17 +43,14 @@ class DryRun:
     """Sampled rows that would become errors."""
 
 
-def show_dry_run(spec: JobSpec, *, as_json: bool) -> ExitCode:
+def show_dry_run(spec: JobSpec, output: Output) -> ExitCode:
     """Inspect, sample and show. Raises what `inspect`, `Preflight` and `Preparer` raise: what would keep the job from
     running. Returns the exit code: `FAILED_ROWS` when not one of the sampled rows could be answered."""
     from workers.engine.measure.preflight import Preflight
 
     spec, dataset = with_row_methods(spec, inspect(spec.input))
     result = dry_run(spec, dataset, Preflight(engine_config(spec)))
-    if as_json:
-        print_json({field: getattr(result, field) for field in DryRun.__dataclass_fields__})
-    else:
-        _show(result)
+    output.show(asdict(result), *_parts(result))
     return ExitCode.FAILED_ROWS if result.rejected and not result.histogram else ExitCode.OK
 
 
@@ -156,24 +153,22 @@ def _bucket(num_tokens: int) -> int:
     return max(16, 1 << (num_tokens - 1).bit_length())
 
 
-def _show(result: DryRun) -> None:
-    out = console()
+def _parts(result: DryRun) -> Iterator[Passage | Fields | Table]:
+    """The dry run for people: the prompts, the plan, the lengths of prompts, and what would fail."""
     for prompt in result.prompts:
-        out.print(f"[bold]row {prompt['row_index']}, {prompt['num_tokens']} tokens[/]", highlight=False)
-        out.print(visible(prompt["text"]), markup=False, highlight=False, soft_wrap=True)
-        out.print()
+        yield Passage(f"row {prompt['row_index']}, {prompt['num_tokens']} tokens", prompt["text"])
     plan = dict(result.plan)
     if "notes" in plan:
         plan["notes"] = "; ".join(plan["notes"])
-    print_fields(plan, title="plan")
+    yield Fields(plan, title="plan")
     most = max(result.histogram.values(), default=1)
     rows = [
         (f"<= {bound}", count, "#" * max(1, round(BAR_WIDTH * count / most)))
         for bound, count in result.histogram.items()
     ]
-    print_rows(("prompt tokens", "rows", ""), rows, title=f"prompt tokens of {result.num_sampled} sampled rows")
+    yield Table(("prompt tokens", "rows", ""), rows, title=f"prompt tokens of {result.num_sampled} sampled rows")
     if result.rejected:
         columns = ("row_index", "error_code", "error_message")
         shown = [[row[column] for column in columns] for row in result.rejected[:10]]
         which = f"{len(result.rejected)}" if result.histogram else "all"
-        print_rows(columns, shown, title=f"{which} of the sampled rows would become errors")
+        yield Table(columns, shown, title=f"{which} of the sampled rows would become errors")

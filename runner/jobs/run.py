@@ -12,6 +12,7 @@ from runner.jobs.submit import submit_job
 from runner.output.console import note
 from runner.output.jobs import show_run
 from runner.output.logs import logging_to_stderr
+from runner.output.output import Output
 from runner.output.progress import make_display
 from runner.output.summary import exit_code_of, summary_of
 from runner.paths import output_file, require_folder, require_no_input
@@ -23,7 +24,7 @@ from storage.store.store import SERVICE_PATIENCE, Store
 
 
 def run_command(
-    spec: JobSpec, store_value: str, *, new: bool, out: str | None, force: bool, as_json: bool, verbose: bool
+    spec: JobSpec, store_value: str, output: Output, *, new: bool, out: str | None, force: bool, verbose: bool
 ) -> ExitCode:
     """Run a job to its end in this process, and show what became of it. Returns the exit code."""
     if out is not None:
@@ -39,7 +40,7 @@ def run_command(
         with Interrupts(note) as interrupts, logging_to_stderr(verbose=verbose):
             outcome = _run(store, submission.job, interrupts)
         summary = summary_of(store, outcome.job)
-        show_run(summary, store.results.error_groups(outcome.job.id), outcome.tokens_per_second, as_json=as_json)
+        show_run(output, summary, store.results.error_groups(outcome.job.id), outcome.tokens_per_second)
         if summary.draft_warning is not None and outcome.tokens_per_second is not None:
             note(f"warning: {summary.draft_warning}")
         if out is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from runner.errors import ExitCode
 from runner.output.console import note
 from runner.output.jobs import nobody_works, show_job
+from runner.output.output import Output
 from runner.output.progress import Follower, JsonDisplay, make_display
 from runner.output.summary import JobSummary, exit_code_of, summary_of
 from storage.records import ChunkState
@@ -20,7 +21,7 @@ DRAIN_SECONDS = 10.0
 """How long the counts of a job that was ended are followed while workers record what they finished of it."""
 
 
-def watch_job(store: Store, job_id: str, *, as_json: bool) -> ExitCode:
+def watch_job(store: Store, job_id: str, output: Output) -> ExitCode:
     """Show a job's progress until it is terminal; returns its exit code (interrupted: the job itself goes on)."""
 
     def read() -> JobSummary:
@@ -32,7 +33,7 @@ def watch_job(store: Store, job_id: str, *, as_json: bool) -> ExitCode:
     elif not first.state.terminal and store.telemetry.activity(job_id).nobody:
         note("no worker is alive on this store: start `nightdraft worker` and `nightdraft scheduler`")
     try:
-        with JsonDisplay() if as_json else make_display() as display:
+        with JsonDisplay() if output.as_json else make_display() as display:
             follower, emitted = Follower(read, display), _Emitted(store, job_id)
             give_up = math.inf
             while True:
@@ -45,8 +46,8 @@ def watch_job(store: Store, job_id: str, *, as_json: bool) -> ExitCode:
     except KeyboardInterrupt:
         note("no longer watching; the job goes on")
         return ExitCode.INTERRUPTED
-    if not as_json:
-        show_job(summary, store.results.error_groups(job_id), as_json=False)
+    if not output.as_json:  # of JSON the last line says the same
+        show_job(output, summary, store.results.error_groups(job_id))
     return exit_code_of(store.jobs.get(job_id), summary.counts.num_errors)
 
 

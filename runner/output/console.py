@@ -1,11 +1,10 @@
-"""What the commands print: tables for people, JSON for programs. Results go to stdout, everything else to stderr."""
+"""The two streams, and how a value is written on them. Results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -45,51 +44,6 @@ def print_json(value: Any) -> None:
 def print_json_line(value: Any) -> None:
     """One JSON value on one line of stdout, flushed: for streams of updates."""
     print(json.dumps(value, ensure_ascii=False, default=json_default), flush=True)
-
-
-def print_rows(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, as_json: bool = False, title: str | None = None
-) -> None:
-    """Rows as a table, or as a JSON list of objects with the columns as keys."""
-    if as_json:
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
-        return
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, header_style="bold")
-    shown = [list(row) for row in rows]
-    for index, column in enumerate(columns):
-        numeric = bool(shown) and all(_is_number(row[index]) or row[index] is None for row in shown)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in shown:
-        table.add_row(*(_cell(value) for value in row))
-    console().print(table, markup=False)
-
-
-def print_fields(values: Mapping[str, Any], *, as_json: bool = False, title: str | None = None) -> None:
-    """One record: a name and a value per line, or one JSON object."""
-    if as_json:
-        print_json(dict(values))
-        return
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, show_header=False, title_style="bold")
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for name, value in values.items():
-        table.add_row(name, _cell(value))
-    console().print(table, markup=False)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _cell(value: Any) -> Any:
-    from rich.text import Text
-
-    return Text(visible(format_value(value)))
 
 
 def visible(text: str) -> str:

@@ -1,11 +1,12 @@
-"""How jobs, errors, exports and checks are shown. Each function prints a table, or JSON when asked."""
+"""How jobs, errors, exports and checks are shown: as JSON, and to people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.output.console import counted, format_bytes, note, print_fields, print_json, print_rows
+from runner.output.console import counted, format_bytes, note
+from runner.output.output import Fields, Output, Table
 from runner.output.rates import format_duration
 from runner.output.summary import JobSummary
 from storage.redaction import redacted
@@ -27,14 +28,8 @@ def nobody_works(job_name: str) -> str:
     )
 
 
-def show_jobs(jobs: Sequence[JobSummary], *, as_json: bool) -> None:
+def show_jobs(output: Output, jobs: Sequence[JobSummary]) -> None:
     """The list of jobs, the newest first."""
-    if as_json:
-        print_json([job.to_dict() for job in jobs])
-        return
-    if not jobs:
-        note("no jobs in this store")
-        return
     columns = ("job", "name", "state", "done", "of", "failed", "tokens", "mean acceptance", "created")
     rows = [
         (
@@ -50,30 +45,26 @@ def show_jobs(jobs: Sequence[JobSummary], *, as_json: bool) -> None:
         )
         for job in jobs
     ]
-    print_rows(columns, rows)
+    output.show([job.to_dict() for job in jobs], Table(columns, rows, empty="no jobs in this store"))
 
 
-def show_job(job: JobSummary, errors: Sequence[Any], *, as_json: bool) -> None:
+def show_job(output: Output, job: JobSummary, errors: Sequence[Any]) -> None:
     """One job in full, its errors by code below it."""
-    _show(job.to_dict(), _job_fields(job), job.name, errors, as_json=as_json)
+    _show(output, job.to_dict(), Fields(_job_fields(job), job.name), errors)
 
 
-def show_run(job: JobSummary, errors: Sequence[Any], tokens_per_second: float | None, *, as_json: bool) -> None:
+def show_run(output: Output, job: JobSummary, errors: Sequence[Any], tokens_per_second: float | None) -> None:
     """What became of `run`: the job in full, and how fast this run was (None: it generated nothing)."""
     fields = _job_fields(job)
     if tokens_per_second is not None:
         fields["tokens/s of this run"] = f"{tokens_per_second:.1f} since the model was loaded"
     values = {**job.to_dict(), "tokens_per_second": tokens_per_second}
-    _show(values, fields, job.name, errors, as_json=as_json)
+    _show(output, values, Fields(fields, job.name), errors)
 
 
-def _show(values: dict[str, Any], fields: dict[str, Any], title: str, errors: Sequence[Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json({**values, "errors": [_as_mapping(group) for group in errors]})
-        return
-    print_fields(fields, title=title)
-    if errors:
-        show_error_groups(errors, as_json=False)
+def _show(output: Output, values: dict[str, Any], fields: Fields, errors: Sequence[Any]) -> None:
+    groups = [_as_mapping(group) for group in errors]
+    output.show({**values, "errors": groups}, fields, *([_error_table(groups)] if groups else []))
 
 
 def _job_fields(job: JobSummary) -> dict[str, Any]:
@@ -104,33 +95,30 @@ def _job_fields(job: JobSummary) -> dict[str, Any]:
     return fields
 
 
-def show_error_groups(groups: Sequence[Any], *, as_json: bool) -> None:
+def show_error_groups(output: Output, groups: Sequence[Any]) -> None:
     """Failed rows counted by code."""
     rows = [_as_mapping(group) for group in groups]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        columns = list(rows[0])
-        print_rows(columns, [list(row.values()) for row in rows], title="errors")
-    else:
-        note("no errors")
+    output.show(rows, _error_table(rows))
 
 
-def show_errors(results: Sequence[Result], limit: int, *, as_json: bool) -> None:
+def _error_table(groups: Sequence[dict[str, Any]]) -> Table:
+    columns = list(groups[0]) if groups else []
+    return Table(columns, [list(group.values()) for group in groups], title="errors", empty="no errors")
+
+
+def show_errors(output: Output, results: Sequence[Result], limit: int) -> None:
     """Failed rows, one by one."""
     columns = ("row_index", "sample", "row_id", "error_code", "error_message")
     rows = [[getattr(result, column) for column in columns] for result in results]
     for row in rows:
         row[-1] = row[-1] and redacted(row[-1])
-    if as_json or rows:
-        print_rows(columns, rows, as_json=as_json)
-    else:
-        note("no errors")
+    table = Table(columns, rows, empty="no errors")
+    output.show(table.records(), table)
     if len(rows) == limit:
         note(f"the first {limit} are shown; --limit N shows more")
 
 
-def show_submission(submission: Submission, *, as_json: bool) -> None:
+def show_submission(output: Output, submission: Submission) -> None:
     """What `submit` did, and what comes next."""
     job = submission.job
     done = "is there already, with the same spec and input" if submission.resumed else "is recorded"
@@ -142,10 +130,10 @@ def show_submission(submission: Submission, *, as_json: bool) -> None:
         "num_rows": job.num_rows,
         "resumed": submission.resumed,
     }
-    show_action(text, values, as_json=as_json)
+    output.show(values, text)
 
 
-def show_export(report: ExportReport, *, as_json: bool) -> None:
+def show_export(output: Output, report: ExportReport) -> None:
     """What was written, and where."""
     parts = [f"{report.num_ok} ok", f"{report.num_errors} failed"]
     if report.num_missing:
@@ -157,33 +145,22 @@ def show_export(report: ExportReport, *, as_json: bool) -> None:
         text += f"; damaged or lost, with null in what cannot be read: {counted(report.num_unreadable, 'input row')}"
     for lost in report.lost_files:
         note(f"warning: {lost}")
-    show_action(text, _as_mapping(report), as_json=as_json)
+    output.show(_as_mapping(report), text)
 
 
-def show_reopened(job: Job, chunks: int, what: str, nothing: str, *, as_json: bool) -> None:
+def show_reopened(output: Output, job: Job, chunks: int, what: str, nothing: str) -> None:
     """What `resume` and `retry` put back in line; `nothing` says that there was nothing to."""
     verb = "is" if chunks == 1 else "are"
     text = f"{counted(chunks, 'chunk')}{what} {verb} back in line; {NEXT_STEPS}" if chunks else nothing
-    show_action(f"{job.name}: {text}", {"job": job.id, "name": job.name, "chunks": chunks}, as_json=as_json)
+    output.show({"job": job.id, "name": job.name, "chunks": chunks}, f"{job.name}: {text}")
 
 
-def show_checks(checks: Sequence[Check], *, as_json: bool) -> int:
+def show_checks(output: Output, checks: Sequence[Check]) -> int:
     """The findings of `doctor`; returns the exit code."""
     rows = [(check.level.value, check.name, redacted(check.found), check.advice) for check in checks]
-    print_rows(
-        ("", "check", "found", "what to do") if not as_json else ("level", "check", "found", "advice"),
-        rows,
-        as_json=as_json,
-    )
+    records = Table(("level", "check", "found", "advice"), rows).records()
+    output.show(records, Table(("", "check", "found", "what to do"), rows))
     return int(any(check.level.value == "broken" for check in checks))
-
-
-def show_action(text: str, values: Mapping[str, Any], *, as_json: bool) -> None:
-    """The outcome of a command that changes something."""
-    if as_json:
-        print_json(dict(values))
-    else:
-        print(text)
 
 
 def _as_mapping(record: Any) -> dict[str, Any]:

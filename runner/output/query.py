@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from runner.errors import UsageError
-from runner.output.console import json_default, note, print_rows
+from runner.output.console import json_default, note
+from runner.output.output import Table
 from runner.paths import output_file, require_folder
 from storage.errors import OutputFailed
 from storage.files.output import writing
@@ -89,7 +90,7 @@ def _target(out: str) -> Path:
 
 
 def _write_table(columns: Sequence[str], rows: Iterator[Sequence[Any]], limit: int) -> None:
-    print_rows(columns, list(islice(rows, limit)))
+    Table(columns, list(islice(rows, limit))).print()
     if next(rows, None) is not None:
         note(f"the first {limit} rows are shown; --limit N shows more, --format csv writes all")
 
