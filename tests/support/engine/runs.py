@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+from tests.support.engine.trees import tree_of
 from workers.engine import Completion, EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.speculators.fixed import FixedSpeculator
 from workers.engine.state.sequence import Sequence
@@ -84,6 +85,6 @@ def oracle(truth: dict[object, Completion], *, accuracy: float, width: int = 1, 
     def propose(seq: Sequence, length: int) -> DraftTree:
         rest = truth[seq.request.id].token_ids[seq.num_emitted :][:length]
         wrong_first = [noise(rest)] if width > 1 else []
-        return DraftTree.from_paths(wrong_first + [spoilt(rest) for _ in range(width - len(wrong_first))])
+        return tree_of(wrong_first + [spoilt(rest) for _ in range(width - len(wrong_first))])
 
     return FixedSpeculator(propose, width)

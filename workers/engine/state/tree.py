@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -30,23 +30,6 @@ class DraftTree:
     def chain(cls, tokens: Iterable[int]) -> DraftTree:
         path = tuple(tokens)
         return cls(path, tuple(range(-1, len(path) - 1)))
-
-    @classmethod
-    def from_paths(cls, paths: Iterable[Sequence[int]]) -> DraftTree:
-        """Merge root-to-leaf token paths; common prefixes become one node."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        index: dict[tuple[int, int], int] = {}
-        for path in paths:
-            node = ROOT
-            for token in path:
-                child = index.get((node, token))
-                if child is None:
-                    child = index[node, token] = len(tokens)
-                    tokens.append(token)
-                    parents.append(node)
-                node = child
-        return cls(tuple(tokens), tuple(parents))
 
     def __len__(self) -> int:
         return len(self.tokens)

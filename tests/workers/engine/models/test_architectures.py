@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.engine.trees import tree_of
 from tests.support.models.tiny import ACCEPTED, LONGROPE, VOCAB, WEIGHED, build, config_of, prompt
 from workers.engine.api.errors import InvalidConfig, UnsupportedModel
 from workers.engine.models.executor import Executor
@@ -15,7 +16,6 @@ from workers.engine.models.loading.checks import check_config, check_length, con
 from workers.engine.models.loading.pretrained import build_executor
 from workers.engine.models.trial import Trial
 from workers.engine.state.batch import Feed
-from workers.engine.state.tree import DraftTree
 
 FUSED = {"Llama", "Mistral", "Qwen2", "Qwen3"}
 LIMIT = 200
@@ -40,7 +40,7 @@ def test_chunks_ragged_batches_and_trees_give_plain_logits(name: str) -> None:
     trial = Trial(executor)
     long, short, root = prompt(50, 1), prompt(7, 2), prompt(11, 3)
     a, b, c = trial.open(long), trial.open(short), trial.open(root, room=8)
-    tree = DraftTree.from_paths([(5, 6, 7), (5, 8), (9, 6, 10)])
+    tree = tree_of([(5, 6, 7), (5, 8), (9, 6, 10)])
 
     trial.run([Feed(a, 0, 20, logits=False), Feed(b, 0, 3)])
     got_a, got_b, got_c = trial.run([Feed(a, 20, 50), Feed(b, 3, 7), Feed(c, 0, 11, tree)])
@@ -114,7 +114,7 @@ def test_windows_softcaps_and_sinks_are_honoured(name: str, changes: dict[str, A
         close(Trial(build_executor(build(config), attention, "tiny", LIMIT)).chain(tokens), expected)
     trial = Trial(executor)
     a, b = trial.open(tokens), trial.open(root, room=8)
-    tree = DraftTree.from_paths([(5, 6, 7), (5, 8), (9, 6, 10)])
+    tree = tree_of([(5, 6, 7), (5, 8), (9, 6, 10)])
     trial.run([Feed(a, 0, 20, logits=False)])
     trial.cache.commit(a, 20)
     trial.run([Feed(a, 20, 60, logits=False), Feed(b, 0, 40, logits=False)])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.engine.trees import tree_of
 from tests.support.models.tiny import VOCAB, build, config_of, prompt
 from workers.engine.attention.interface import load_attention
 from workers.engine.models.executor import Executor, ModelOutput
@@ -60,7 +61,7 @@ def test_a_rows_logits_do_not_depend_on_its_company(name: str, changes: dict[str
     alone = trial.chain(tokens)
 
     seq, other, third = trial.open(tokens), trial.open(prompt(150, 2)), trial.open(prompt(19, 3), room=8)
-    tree = DraftTree.from_paths([(5, 6, 7), (8, 9)])
+    tree = tree_of([(5, 6, 7), (8, 9)])
     first = trial.run([Feed(third, 0, 19, tree), Feed(seq, 0, 13), Feed(other, 0, 100)])[1]
     second = trial.run([Feed(other, 100, 150), Feed(seq, 13, 32)])[1]
     third_pass = trial.run([Feed(seq, 32, 33)])[0]

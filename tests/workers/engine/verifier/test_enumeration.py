@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.engine.trees import tree_of
 from tests.support.verifier.enumeration import (
     Array,
     Branch,
@@ -91,7 +92,7 @@ def test_trees_drawn_without_replacement(vocab: int, width: int, depth: int) -> 
 def test_fixed_trees() -> None:
     toy = Toy(3, 2, 11)
     for paths in ([(0,), (1,)], [(2, 1), (2, 0), (0, 0)], [(1,), (0,), (2, 2), (2, 1), (2, 0)]):
-        assert off(toy, iter([(1.0, DraftTree.from_paths(paths))]), "rejection") < 1e-12
+        assert off(toy, iter([(1.0, tree_of(paths))]), "rejection") < 1e-12
 
 
 def low(path: Path, q: Array) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.engine.trees import tree_of
 from workers.engine import Request, SamplingParams, SpeculationConfig
 from workers.engine.api.errors import InvalidConfig
 from workers.engine.api.tree_shape import TreeShape
@@ -166,7 +167,7 @@ def test_the_threshold_is_the_smaller_of_two() -> None:
     ],
 )
 def test_the_longest_typical_path_is_taken(paths: list[tuple[int, ...]], accepted: tuple[int, ...]) -> None:
-    seq = typical(DraftTree.from_paths(paths))
+    seq = typical(tree_of(paths))
     assert tuple(seq.output[:-1]) == accepted
     assert seq.stats.accepted == len(accepted)
 
@@ -224,6 +225,6 @@ def test_every_rule_is_made_by_its_name() -> None:
 
 
 def test_block_verification_refuses_trees() -> None:
-    tree = DraftTree.from_paths([(1,), (2,)])
+    tree = tree_of([(1,), (2,)])
     with pytest.raises(ValueError, match="chains"):
         BlockVerifier().verify([Feed(sequence(), 0, 1, tree)], torch.zeros(3, 4), [0])

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.engine.counts import reconcile
 from tests.support.engine.runs import TARGET, answers, engine, mixed_requests, run
+from tests.support.engine.trees import tree_of
 from tests.support.verifier.gtest import ALPHA, p_value
 from workers.engine import EngineConfig, EngineCore, Request, SamplingParams, SpeculationConfig
 from workers.engine.sampler import RowContext, distributions
@@ -19,7 +20,6 @@ from workers.engine.speculators.fixed import FixedSpeculator
 from workers.engine.state.batch import Batch, Feed
 from workers.engine.state.kv_cache import KVCache
 from workers.engine.state.sequence import Sequence
-from workers.engine.state.tree import DraftTree
 
 DRAFT = "scripted:seed=3,order=1,eos_every=40,sharpness=1.0"
 WORLD = "scripted:seed=3,order=2,eos_every=40,sharpness=1.0"
@@ -124,7 +124,7 @@ def test_how_often_the_first_token_is_accepted(
 @pytest.mark.parametrize("rule", ["exact", "rejection"])
 def test_tokens_per_step_of_a_fixed_tree(rule: str) -> None:
     """1 + the sum over its nodes of the probability that the target's path comes to them."""
-    tree = DraftTree.from_paths([(A, B, C), (A, C), (B, A), (B, B, A)])
+    tree = tree_of([(A, B, C), (A, C), (B, A), (B, B, A)])
     count = 1500
     speculated = SpeculationConfig("ngram", verify=rule, policy="fixed")
     config = EngineConfig(WORLD, speculation=speculated, max_batch=count, max_step_tokens=count * len(PROMPT))
