@@ -20,11 +20,12 @@ def store_url(value: str) -> str:
     return value if "://" in value else f"sqlite:///{Path(value).expanduser()}"
 
 
-@contextmanager
-def open_store(value: str, *, patience: float = 60.0) -> Iterator[Store]:
-    """The store, closed at the end of the block. Raises `storage.errors.StorageError` when it cannot be used."""
-    with Store.open(store_url(value), patience=patience) as store:
-        yield store
+def open_store(value: str, *, patience: float = 60.0, create: bool = True) -> Store:
+    """The store, to be closed by `with`. Raises what `Store.open` raises.
+
+    `create=False` is for commands that only look, or need a job to be there: nothing is set up at a mistyped place.
+    """
+    return Store.open(store_url(value), patience=patience, create=create)
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def store_when_up(value: str, *, patience: float) -> Iterator[Store | None]:
     stop = threading.Event()
     with _set_on_signal(stop):
         try:
-            store = patiently(lambda: Store.open(store_url(value), patience=patience), stop.is_set)
+            store = patiently(lambda: open_store(value, patience=patience), stop.is_set)
         except StoreUnavailable:
             if not stop.is_set():
                 raise
@@ -55,14 +56,6 @@ def _set_on_signal(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-@contextmanager
-def existing_store(value: str) -> Iterator[Store]:
-    """`open_store` for a command that only looks, or needs a job to be there: nothing is set up at a mistyped place.
-    Raises `storage.errors.NoStore` where nothing is."""
-    with Store.open(store_url(value), create=False) as store:
-        yield store
 
 
 def alive_workers(store: Store) -> list[WorkerInfo]:

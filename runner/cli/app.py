@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from runner.cli import database, drafts, export, jobs, query, run, services, submit
+from runner.cli import drafts, jobs, run, services, store
 from runner.errors import ExitCode, exit_code
 from runner.output.console import error_console, visible
 from storage.redaction import redacted
@@ -67,21 +67,21 @@ def _root(
 
 
 app.command("run")(run.run)
-app.command("submit")(submit.submit)
+app.command("submit")(jobs.submit)
 app.command("status")(jobs.status)
 app.command("watch")(jobs.watch)
 app.command("cancel")(jobs.cancel)
 app.command("resume")(jobs.resume)
 app.command("retry")(jobs.retry)
 app.command("errors")(jobs.errors)
-app.command("export")(export.export)
-app.command("sql")(query.sql)
+app.command("export")(jobs.export)
+app.command("sql")(store.sql)
 app.command("calibrate")(drafts.calibrate)
 app.command("check-draft")(drafts.check_draft)
 app.command("worker")(services.worker)
 app.command("scheduler")(services.scheduler)
 app.command("doctor")(services.doctor)
-app.add_typer(database.app, name="db")
+app.add_typer(store.schema, name="db")
 
 
 def main() -> None:

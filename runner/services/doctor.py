@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from runner.output.checks import Check, Level
-from runner.stores import alive_workers, existing_store
+from runner.stores import alive_workers, open_store
 from scheduler.errors import BrokerUnavailable
 from storage.errors import NoStore, StorageError
 from storage.redaction import redacted
@@ -101,7 +101,7 @@ def _is_file(store: str) -> bool:
 def _store(store: str, broker: str | None) -> list[Check]:
     """The store and the workers that it knows of; looking sets up none."""
     try:
-        with existing_store(store) as opened:
+        with open_store(store, create=False) as opened:
             return [Check(Level.OK, "store", opened.url), _workers(alive_workers(opened), broker)]
     except NoStore as error:
         return [Check(Level.OK, "store", str(error)), _workers([], broker)]

@@ -1,4 +1,4 @@
-"""`nightdraft sql`: read-only SQL on the store."""
+"""Commands about the store as a whole: SQL on it, and its schema."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from runner.cli.options import DEFAULT_STORE, Json, Store
+from runner.output.output import Output
 
 
 def sql(
@@ -26,7 +27,26 @@ def sql(
 ) -> None:
     """Query jobs, results and acceptance statistics."""
     from runner.output.query import write_query
-    from runner.stores import existing_store
+    from runner.stores import open_store
 
-    with existing_store(store) as opened:
+    with open_store(store, create=False) as opened:
         write_query(opened, query, "json" if as_json else output_format, out, limit)
+
+
+schema = typer.Typer(no_args_is_help=True, help="The store's schema.")
+
+
+@schema.callback()
+def _group() -> None:
+    pass
+
+
+@schema.command("upgrade")
+def upgrade(store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
+    """Bring the store's schema to the one that this version needs. Back up the database first."""
+    from runner.stores import store_url
+    from storage.store.store import Store as JobStore
+
+    with JobStore(store_url(store)) as opened:
+        opened.upgrade()
+        Output(as_json).show({"store": str(opened.url)}, f"{opened.url} is up to date")
