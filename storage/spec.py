@@ -37,7 +37,9 @@ class InputSpec:
     paths: _Paths
     prompt_column: Annotated[_Text | None, Field(description="A column of strings: the prompts.")] = None
     messages_column: Annotated[_Text | None, Field(description="A column of lists of {role, content}.")] = None
-    id_column: Annotated[_Text | None, Field(description="Kept as the row id in results and errors.")] = None
+    id_column: Annotated[
+        _Text | None, Field(description="A column that is kept as the row id in results and errors.")
+    ] = None
     sampling_column: Annotated[
         _Text | None,
         Field(
@@ -52,7 +54,7 @@ class InputSpec:
             " it is text."
         ),
     ] = None
-    limit: Annotated[int | None, Field(strict=True, ge=0, description="Only the first `limit` rows.")] = None
+    limit: Annotated[int | None, Field(strict=True, ge=0, description="Only so many rows, the first ones.")] = None
 
     @property
     def text_column(self) -> str | None:
@@ -71,7 +73,8 @@ class JobSpec:
     engine: Annotated[Section, Field(description="Every field of `EngineConfig`, `speculation` nested in it.")]
     sampling: Annotated[Section, Field(description="Every field of `SamplingParams`; `bad_words` are texts.")]
     name: Annotated[
-        _Text | None, Field(description="None: derived from the input and the rest of the spec at submission.")
+        _Text | None,
+        Field(description="Name of the job; without one it is derived from the input and the rest of the spec."),
     ] = None
     seed: Annotated[
         int,
@@ -96,7 +99,9 @@ class JobSpec:
     ] = "text"
     chunk_rows: Annotated[
         int | None,
-        Field(strict=True, ge=1, description="Rows per chunk, the unit of leasing. None: by the size of the dataset."),
+        Field(
+            strict=True, ge=1, description="Rows per chunk, the unit of leasing; not set: by the size of the dataset."
+        ),
     ] = None
     max_error_rate: Annotated[
         float | None,

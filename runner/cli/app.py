@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from runner.cli import drafts, jobs, run, services, store
+from runner.cli.flags import SpecCommand
 from runner.errors import ExitCode, exit_code
 from runner.output.console import error_console, visible
 from storage.redaction import redacted
@@ -66,8 +67,8 @@ def _root(
     pass
 
 
-app.command("run")(run.run)
-app.command("submit")(jobs.submit)
+app.command("run", cls=SpecCommand)(run.run)
+app.command("submit", cls=SpecCommand)(jobs.submit)
 app.command("status")(jobs.status)
 app.command("watch")(jobs.watch)
 app.command("cancel")(jobs.cancel)
@@ -76,8 +77,8 @@ app.command("retry")(jobs.retry)
 app.command("errors")(jobs.errors)
 app.command("export")(jobs.export)
 app.command("sql")(store.sql)
-app.command("calibrate")(drafts.calibrate)
-app.command("check-draft")(drafts.check_draft)
+app.command("calibrate", cls=SpecCommand)(drafts.calibrate)
+app.command("check-draft", cls=SpecCommand)(drafts.check_draft)
 app.command("worker")(services.worker)
 app.command("scheduler")(services.scheduler)
 app.command("doctor")(services.doctor)

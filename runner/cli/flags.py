@@ -9,9 +9,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from workers.engine.api import config
 from workers.engine.api.config import EngineConfig, SpeculationConfig
@@ -20,12 +21,26 @@ from workers.engine.api.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from storage.spec import JobSpec
 
-_SECTIONS: Mapping[str, type] = {
-    "engine": EngineConfig,
-    "engine.speculation": SpeculationConfig,
-    "sampling": SamplingParams,
-}
-"""Where the default of a key in a section is looked up."""
+
+def section_class(section: str) -> type:
+    """The class whose fields are the keys of a section of the spec; "" is the spec itself."""
+    from storage.spec import InputSpec, JobSpec  # pydantic takes 0.1 s, which only a help page should wait for
+
+    return {
+        "": JobSpec,
+        "input": InputSpec,
+        "engine": EngineConfig,
+        "engine.speculation": SpeculationConfig,
+        "sampling": SamplingParams,
+    }[section]
+
+
+def description(key: str) -> str | None:
+    """What the field of a key says of itself, without the full stop; None where it has no `Field(description=...)`."""
+    section, _, name = key.rpartition(".")
+    hint = get_type_hints(section_class(section), include_extras=True)[name]
+    texts = (getattr(item, "description", None) for item in getattr(hint, "__metadata__", ()))
+    return next((text.removesuffix(".") for text in texts if text), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +49,8 @@ class Flag:
 
     name: str
     key: str
-    help: str
+    text: str | None = None
+    """Its help; None: the description of the field."""
     kind: Any = str
     metavar: str | None = None
     panel: str | None = None
@@ -44,21 +60,20 @@ class Flag:
         """Its name as a Python parameter."""
         return self.name.removeprefix("--").replace("-", "_")
 
-    @property
-    def described(self) -> str:
-        """The help, with the default that applies where nobody sets the key."""
-        section, _, field = self.key.rpartition(".")
-        values = {item.name: item.default for item in fields(_SECTIONS[section])} if section in _SECTIONS else {}
-        default = values.get(field)
-        if not isinstance(default, (str, int, float)):
-            return f"{self.help}."
+    def help(self, *, own_default: bool = False) -> str:
+        """Its help, with the default that applies where nobody sets the key, unless the command has its own."""
+        text = self.text or description(self.key)
+        section, _, name = self.key.rpartition(".")
+        default = next(item.default for item in fields(section_class(section)) if item.name == name)
+        if own_default or not isinstance(default, (str, int, float)):
+            return f"{text}."
         shown = f"{default:g}" if isinstance(default, float) else default
-        return f"{self.help} (default: {shown})."
+        return f"{text} (default: {shown})."
 
     def as_parameter(self, default: Any) -> inspect.Parameter:
-        option = typer.Option(self.name, metavar=self.metavar, help=self.described, rich_help_panel=self.panel)
-        if default is not None:  # commands with a default of their own show it, as click does
-            option.help, option.min = f"{self.help}.", 1
+        option = typer.Option(self.name, metavar=self.metavar, rich_help_panel=self.panel)
+        if default is not None:
+            option.min = 1
         kind: Any = self.kind if default is not None else self.kind | None
         annotation: Any = Annotated[kind, option]
         return inspect.Parameter(self.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -101,7 +116,7 @@ FLAGS: Mapping[str, Flag] = {
             ("--temperature", "temperature", "0: greedy", float, None),
             ("--top-p", "top_p", "Nucleus sampling", float, None),
         ),
-        *_section("", "Sampling", ("--seed", "seed", "Seed of the job; every row derives its own", int, None)),
+        *_section("", "Sampling", ("--seed", "seed", None, int, None)),
         *_section(
             "engine.", "Engine",
             ("--max-batch", "max_batch", "Sequences that run together", int, None),
@@ -109,13 +124,13 @@ FLAGS: Mapping[str, Flag] = {
         ),
         *_section(
             "input.", "Input",
-            ("--prompt-column", "prompt_column", "Column of prompt strings", str, "COLUMN"),
-            ("--messages-column", "messages_column", "Column of {role, content} lists", str, "COLUMN"),
-            ("--id-column", "id_column", "Column kept as the row id", str, "COLUMN"),
-            ("--limit", "limit", "Only the first N rows", int, "N"),
+            ("--prompt-column", "prompt_column", None, str, "COLUMN"),
+            ("--messages-column", "messages_column", None, str, "COLUMN"),
+            ("--id-column", "id_column", None, str, "COLUMN"),
+            ("--limit", "limit", None, int, "N"),
         ),
-        *_section("", "Input", ("--chunk-rows", "chunk_rows", "Rows per chunk", int, "N")),
-        *_section("", None, ("--name", "name", "Name of the job; default: derived from input and spec", str, None)),
+        *_section("", "Input", ("--chunk-rows", "chunk_rows", None, int, "N")),
+        *_section("", None, ("--name", "name", None, str, None)),
     ]
 }  # fmt: skip
 
@@ -191,6 +206,16 @@ def takes(*names: str, job_file: bool = False, **defaults: Any) -> Callable[[Cal
         return run
 
     return decorate
+
+
+class SpecCommand(TyperCommand):
+    """A command that `takes` flags. Their help is made when it is shown: other commands need not wait for it."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for option in self.params:
+            if isinstance(option, TyperOption) and (flag := FLAGS.get(option.opts[0])):
+                option.help = flag.help(own_default=option.default not in (None, []))
+        super().format_help(ctx, formatter)
 
 
 def _put(nested: dict[str, Any], key: str, value: Any) -> None:

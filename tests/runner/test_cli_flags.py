@@ -8,22 +8,22 @@ import pytest
 from typer.testing import CliRunner
 
 from runner.cli import app
-from runner.cli.flags import FLAGS, Flag, Given, takes
+from runner.cli.flags import FLAGS, Flag, Given, description, section_class, takes
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.engine.api.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("flag", FLAGS.values(), ids=list(FLAGS))
 def test_every_flag_sets_a_key_that_a_spec_has(flag: Flag) -> None:
-    *sections, key = flag.key.split(".")
-    known = {
-        "engine": [item.name for item in fields(EngineConfig)],
-        "engine.speculation": [item.name for item in fields(SpeculationConfig)],
-        "sampling": [item.name for item in fields(SamplingParams)],
-        "input": ["prompt_column", "messages_column", "id_column", "limit"],
-        "": ["name", "seed", "chunk_rows"],
-    }[".".join(sections)]
-    assert key in known
+    section, _, key = flag.key.rpartition(".")
+    assert key in [item.name for item in fields(section_class(section))]
+
+
+@pytest.mark.parametrize("flag", FLAGS.values(), ids=list(FLAGS))
+def test_a_flag_has_the_words_of_its_field_or_else_its_own(flag: Flag) -> None:
+    words = description(flag.key)
+    assert (flag.text is None) == (words is not None)
+    assert flag.help().startswith(words or str(flag.text))
 
 
 def test_help_says_the_default_of_the_field() -> None:
@@ -33,6 +33,13 @@ def test_help_says_the_default_of_the_field() -> None:
     assert f"(default: {SpeculationConfig().policy})" in text
     for name in FLAGS:
         assert name in text
+    assert "A column of strings: the prompts." in text
+
+
+def test_a_default_of_the_command_replaces_that_of_the_spec_in_its_help() -> None:
+    text = CliRunner().invoke(app, ["calibrate", "--help"], env={"COLUMNS": "200"}).output
+    assert "[default: 64]" in text
+    assert f"(default: {SamplingParams().max_tokens})" not in text
 
 
 def test_what_is_not_said_overrides_nothing() -> None:
