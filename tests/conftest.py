@@ -57,6 +57,16 @@ def _postgres_store_url(_postgres_database: str) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def kernels() -> None:
+    """The kernels of the sampler, compiled or loaded. The cache is settled with them: no test's own is taken for it."""
+    import torch
+
+    from workers.engine.kernels.cpu.sampling import compile_kernels
+
+    compile_kernels(torch.float32)
+
+
 @contextmanager
 def _schema(database: str) -> Iterator[str]:
     schema = f"t{uuid.uuid4().hex[:12]}"

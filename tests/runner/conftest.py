@@ -13,6 +13,11 @@ from tests.support.cli import Cli
 from tests.support.disks import SmallDisk
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_kernels(kernels: None) -> None:
+    """No test is the one that waits for them."""
+
+
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.chdir(tmp_path)

@@ -16,6 +16,11 @@ from workers.engine.models.loading.load import load_model
 from workers.engine.models.loading.sources import Source, resolve
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_kernels(kernels: None) -> None:
+    """No test is the one that waits for them."""
+
+
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     """One thread is fastest for tiny models."""

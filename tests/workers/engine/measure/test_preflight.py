@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,111 +9,23 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.drafts.ways import GOOD, OTHER_MODEL, Options, draft_model, eagle, medusa, skipping, spoilt
 from tests.support.drafts.weights import (
-    LAYER,
-    eagle1_tensors,
     eagle3_tensors,
-    random_heads,
     safeailab3,
-    write_eagle,
-    write_heads,
 )
-from tests.support.models.tiny import ACCEPTED, VOCAB, WEIGHED, config_of, save
+from tests.support.models.tiny import VOCAB
 from workers.engine.api.config import EngineConfig, SpeculationConfig
 from workers.engine.api.errors import EngineError
 from workers.engine.api.request import Request
 from workers.engine.api.sampling_params import SamplingParams
 from workers.engine.core import EngineCore
 from workers.engine.measure.preflight import Preflight
-from workers.engine.models.loading.load import load_draft, load_model, outline_draft, outline_model
 from workers.engine.models.loading.sources import resolve
 from workers.engine.speculators.self.skip_file import SkipFile
 
-Options = Callable[[Path], dict[str, Any]]
-"""Writes what a mistake needs into a directory; the options of the speculation."""
+pytestmark = pytest.mark.usefixtures("nothing_calibrated")
 
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save(tmp_path_factory.mktemp("llama"), config_of("Llama", num_hidden_layers=8))
-
-
-@pytest.fixture(autouse=True)
-def nothing_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NIGHTDRAFT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-
-def eagle(config: dict[str, Any] | None = None, drop: str = "", pickled: bool = False, **tensors: Any) -> Options:
-    def write(directory: Path) -> dict[str, Any]:
-        found = {**eagle3_tensors(), **tensors}
-        found.pop(drop, None)
-        return {"method": "eagle", "draft": write_eagle(directory, config or safeailab3(), found, pickled=pickled)}
-
-    return write
-
-
-def medusa(drop: str = "", tree: str = "", hidden: int = 48, **options: Any) -> Options:
-    def write(directory: Path) -> dict[str, Any]:
-        heads = random_heads(hidden=hidden)
-        heads.pop(drop, None)
-        draft = write_heads(directory, heads)
-        if tree:
-            (directory / "medusa_tree.json").write_text(tree)
-        return {"method": "medusa", "draft": draft, **options}
-
-    return write
-
-
-def spoilt(good: Options, name: str, content: str | None) -> Options:
-    """With a file of the draft replaced, or removed."""
-
-    def write(directory: Path) -> dict[str, Any]:
-        options = good(directory)
-        (directory / name).unlink() if content is None else (directory / name).write_text(content)
-        return options
-
-    return write
-
-
-def skipping(content: str | None = None, **options: Any) -> Options:
-    def write(directory: Path) -> dict[str, Any]:
-        if content is not None:
-            (directory / "skip.json").write_text(content)
-            return {"method": "self", "skip_file": str(directory / "skip.json")}
-        return {"method": "self", **options}
-
-    return write
-
-
-def draft_model(shift: int = 0, context: int = 256, **options: Any) -> Options:
-    """With the target's vocabulary, or one whose ids are shifted."""
-
-    def write(directory: Path) -> dict[str, Any]:
-        config = config_of("Llama", num_hidden_layers=1, max_position_embeddings=context)
-        return {"method": "draft_model", "draft": save(directory, config, shift=shift), **options}
-
-    return write
-
-
-OTHER_MODEL = json.dumps(
-    {"target": "x", "content_hash": "abc", "skip": ["attn.1"], "acceptance": 0.5, "cost": 0.5, "draft_tokens": 3,
-     "predicted_speedup": 1.1}
-)  # fmt: skip
-GOOD: dict[str, Options] = {
-    "eagle 3": eagle(),
-    "eagle 3, pickled": eagle(pickled=True),
-    "eagle 3, own vocabulary": eagle(safeailab3(draft_vocab_size=100), **eagle3_tensors(draft_vocab=100)),
-    "eagle 1": lambda directory: {"method": "eagle", "draft": write_eagle(directory, LAYER, eagle1_tensors())},
-    "medusa": medusa(),
-    "medusa, int8": medusa(draft_dtype="int8"),
-    "self": skipping(skip=("attn.1", "mlp.5")),
-    "draft_model": draft_model(),
-    "draft_model, mapped": draft_model(shift=7),
-    "draft_model, int8": draft_model(draft_dtype="int8"),
-    "draft_model, itself in int8": lambda _: {"method": "draft_model", "draft": "target", "draft_dtype": "int8"},
-    "all that need no draft": lambda _: {"method": "suffix", "row_methods": ("ngram", "none")},
-}
 WRONG: dict[str, tuple[str, Options]] = {
     "self, nothing calibrated": (
         "does not know which sublayers",
@@ -296,85 +207,11 @@ def test_what_fits_passes_and_the_engine_starts(name: str, llama: str, tmp_path:
     EngineCore(config)
 
 
-def spoil(weights: Path) -> None:
-    """Leave the header of a safetensors file, and let no tensor behind it hold a number."""
-    whole = weights.read_bytes()
-    start = 8 + int.from_bytes(whole[:8], "little")
-    weights.write_bytes(whole[:start] + b"\xff" * (len(whole) - start))
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_no_weights_of_a_model_are_read(name: str, tmp_path: Path) -> None:
-    target = save(tmp_path / "target", config_of("Llama", num_hidden_layers=8))
-    options = GOOD[name](tmp_path / "draft")
-    for weights in tmp_path.glob("*/model.safetensors"):
-        if options["method"] != "eagle" or weights.parent.name == "target":
-            spoil(weights)
-    Preflight(EngineConfig(target=target, speculation=SpeculationConfig(**options)))
-
-
-@pytest.mark.parametrize(
-    "name", ["all that need no draft", "self", "medusa", "eagle 3", "eagle 1", "draft_model, mapped"]
-)
-def test_kv_memory_holds_whatever_is_kept_of_cached_tokens(name: str, llama: str, tmp_path: Path) -> None:
-    memory = 200_000
-    config = EngineConfig(target=llama, speculation=SpeculationConfig(**GOOD[name](tmp_path)), kv_memory=memory)
-    core = EngineCore(config)
-    caches = [core.cache, *core.speculator.caches]
-    kept = {
-        "target": sum(pool.nbytes for pool in (*core.cache.keys, *core.cache.values)),
-        "features": sum(pool.nbytes for pool in core.cache.hidden.values()),
-        "draft": sum(pool.nbytes for cache in caches[1:] for pool in (*cache.keys, *cache.values)),
-    }
-    assert core.report()["kv_bytes"] == kept
-    assert {cache.num_blocks for cache in caches} == {core.report()["kv_blocks"]}
-    block = sum(kept.values()) // (core.cache.num_blocks + 1)
-    assert memory - block < sum(kept.values()) <= memory
-    assert bool(kept["features"]) == (config.speculation.method in ("medusa", "eagle"))
-    assert bool(kept["draft"]) == (config.speculation.method in ("draft_model", "eagle"))
-    longest = Request(1, (3,), SamplingParams(max_tokens=core.cache.num_blocks * 16))
-    assert core.add(longest) is not None
-    with pytest.raises(EngineError, match=f"KV cache holds {core.cache.num_blocks * 16}"):
-        Preflight(config).check(longest)
-
-
 def test_a_skip_set_is_that_of_the_very_weights(llama: str) -> None:
     config = EngineConfig(target=llama, speculation=SpeculationConfig(method="self"))
     SkipFile(llama, resolve(llama).content_hash(), ("attn.1",), 0.9, 0.6, 3, 1.2).write()
     Preflight(config)
     EngineCore(config)
-
-
-OWN_SIZES = {"Mistral", "Gemma4Text", "Falcon", "Mpt"}
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "dtype"),
-    [
-        *((name, {}, torch.float32) for name in ACCEPTED),
-        *((name, changes, torch.float32) for name, changes in WEIGHED if name in OWN_SIZES),
-        ("Llama", {}, torch.bfloat16),
-        ("Llama", {}, torch.float16),
-    ],
-)
-def test_an_outline_has_the_sizes_of_the_loaded_model(
-    name: str, changes: dict[str, Any], dtype: torch.dtype, tmp_path: Path
-) -> None:
-    target = save(tmp_path, config_of(name, **changes), dtype=dtype)
-    config = EngineConfig(target=target, max_model_len=200)
-    outline, loaded = outline_model(config), load_model(config)
-    assert outline.facts == loaded.facts
-    assert outline.tokenizer.eos_token_ids == loaded.tokenizer.eos_token_ids
-    assert (outline.vocabulary, outline.content_hash) == (loaded.vocabulary, loaded.content_hash)
-
-
-def test_the_outline_of_a_draft_is_that_of_what_is_loaded(llama: str, tmp_path: Path) -> None:
-    options = draft_model(context=128, draft_dtype="bfloat16")(tmp_path)
-    config = EngineConfig(target=llama, speculation=SpeculationConfig(**options))
-    loaded = load_draft(config, load_model(config))
-    outline = outline_draft(config, outline_model(config))
-    assert outline.facts == loaded.facts
-    assert loaded.facts.max_model_len == 128
 
 
 @pytest.mark.parametrize(
@@ -396,12 +233,3 @@ def test_a_request_is_refused_as_the_engine_would_refuse_it(request_: Request, l
         Preflight(config).check(request_)
     assert (caught.value.code, str(caught.value)) == (completion.error_code, completion.error_message)
     Preflight(config).check(Request(1, (3,), SamplingParams(max_tokens=8)))
-
-
-@pytest.mark.model
-def test_a_gguf_file_is_outlined_without_being_converted(demo_model: Any, tmp_path: Path) -> None:
-    config = EngineConfig(target=str(demo_model.path))
-    flight = Preflight(config)
-    assert flight.max_model_len == 8192
-    assert flight.tokenizer.decode(flight.tokenizer.encode("Hello, wörld")) == "Hello, wörld"
-    assert not (tmp_path / "cache").exists()
