@@ -5,10 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, aclosing, suppress
-from itertools import islice
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -91,17 +90,6 @@ class EngineHost:
     def session(self) -> Session:
         """A stream of requests in and completions out, for one thread."""
         return Session(self, self.ahead)
-
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Completions in finishing order, at most `ahead` requests in flight; closing the generator aborts them."""
-        source = iter(requests)
-        with self.session() as session:
-            while True:
-                if session.room >= session.refill and (batch := list(islice(source, session.room))):
-                    session.send(batch)
-                if not session.in_flight:
-                    return
-                yield from session.receive()
 
 
 def _told(error: Exception) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import pytest
 
 from tests.support.fake_engine import Script
 from workers.engine.api.config import EngineConfig
 from workers.engine.api.errors import ModelNotFound
-from workers.engine.api.request import Request
+from workers.engine.api.request import Completion, Request
 from workers.errors import EngineFailed
 from workers.hosting.host import EngineHost
 
@@ -18,6 +19,18 @@ CONFIG = EngineConfig(target="fake", max_batch=2)
 
 def requests(*texts: str) -> list[Request]:
     return [Request(id=place, prompt_token_ids=list(text.encode())) for place, text in enumerate(texts)]
+
+
+def generate(host: EngineHost, requests: Iterable[Request]) -> Iterator[Completion]:
+    """Completions in finishing order, the session kept full; closing the generator aborts what runs."""
+    source = iter(requests)
+    with host.session() as session:
+        while True:
+            if session.room >= session.refill and (batch := list(islice(source, session.room))):
+                session.send(batch)
+            if not session.in_flight:
+                return
+            yield from session.receive()
 
 
 @pytest.fixture
@@ -35,7 +48,7 @@ def host(script: Script) -> Iterator[EngineHost]:
 
 def test_every_request_is_answered(host: EngineHost) -> None:
     texts = [f"text {place}" for place in range(100)]
-    answers = {c.request_id: c.text for c in host.generate(requests(*texts))}
+    answers = {c.request_id: c.text for c in generate(host, requests(*texts))}
     assert answers == {place: text.upper() for place, text in enumerate(texts)}
 
 
@@ -47,7 +60,7 @@ def test_no_more_than_ahead_are_in_flight_and_the_source_is_read_as_needed(host:
             taken.append(1)
             yield request
 
-    completions = host.generate(source())
+    completions = generate(host, source())
     next(completions)
     assert len(taken) <= host.ahead + 1
     assert len(list(completions)) == 99
@@ -55,16 +68,16 @@ def test_no_more_than_ahead_are_in_flight_and_the_source_is_read_as_needed(host:
 
 
 def test_closing_the_generator_aborts_what_is_in_flight(host: EngineHost, script: Script) -> None:
-    completions = host.generate(requests("quick", "HOLD", "HOLD"))
+    completions = generate(host, requests("quick", "HOLD", "HOLD"))
     assert next(completions).text == "QUICK"
     completions.close()  # type: ignore[attr-defined]
     assert sorted(map(str, script.aborted)) == ["1", "2"]
-    assert [c.text for c in host.generate(requests("after"))] == ["AFTER"]
+    assert [c.text for c in generate(host, requests("after"))] == ["AFTER"]
 
 
 def test_a_broken_engine_is_reported_and_marked(host: EngineHost) -> None:
     with pytest.raises(EngineFailed, match="the device is gone"):
-        list(host.generate(requests("ok", "FAIL")))
+        list(generate(host, requests("ok", "FAIL")))
     assert host.failed
 
 
