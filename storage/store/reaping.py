@@ -80,6 +80,7 @@ class Reaper(Room):
         reaped = Reaped()
         expired = self.database.read(_expired, now, job_id)
         if expired and not self.database.is_sqlite:
+            # A frozen session may hold the lock of its chunk, which would be skipped below.
             self.database.read(sessions.end_frozen)
         for job, ids in expired.items():
             reaped.add(self.database.write(_reap_job, job, ids, now))
@@ -117,23 +118,24 @@ def _expired(connection: sa.Connection, now: datetime | None, job_id: str | None
 def _reap_job(connection: sa.Connection, job_id: str, chunk_ids: list[int], now: datetime | None) -> Reaped:
     """Take the expired ones of these chunks from their workers."""
     reaped = Reaped()
+    # The job first, then its chunks, as where a job is stopped: another order could deadlock.
     state = lock(connection, job_id)
     stored = connection.execute(sa.select(jobs.c.name, jobs.c.spec).where(jobs.c.id == job_id)).one()
     limit = spec_from_row(stored).max_attempts
     for chunk_id in chunk_ids:
         row = _lock_expired(connection, chunk_id, now)
         if row is None:
-            continue
+            continue  # its worker, or another reaper, was quicker since `_expired` looked
         if state in STOPPING:
             _update(connection, row, state=ChunkState.CANCELLED)
             reaped.cancelled.append(chunk_id)
         elif _take_back(connection, row, limit, reaped):
-            state = JobState.FAILED
+            state = JobState.FAILED  # one of STOPPING: the job's other expired chunks are cancelled
     return reaped
 
 
 def _take_back(connection: sa.Connection, row: Any, limit: int, reaped: Reaped) -> bool:
-    """Put a chunk back in line, or end it when all is recorded; whether its job was ended instead."""
+    """Queue a chunk again, or end it when all is recorded. Returns whether its job was ended instead."""
     unfinished = _unfinished_rows(connection, row)
     suspected, in_hand = under_suspicion(row.attempts, limit), row.in_hand
     attempts = row.attempts + 1
@@ -146,6 +148,7 @@ def _take_back(connection: sa.Connection, row: Any, limit: int, reaped: Reaped) 
     if not unfinished:
         _update(connection, row, state=ChunkState.DONE, attempts=attempts)
     elif attempts >= _before_suspicion(limit) + limit:
+        # Deaths with a row in hand count no attempt, so these workers died before they had one.
         _update(connection, row, state=ChunkState.CANCELLED, attempts=attempts)
         fail_job(connection, row.job_id, WORKER_CRASHED, _no_row_in_hand(row, attempts))
         reaped.failed.append(row.job_id)

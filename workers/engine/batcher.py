@@ -79,14 +79,14 @@ def _described(value: Any) -> str:
 
 
 class Batcher:
-    """Two queues and one rule: admitted sequences advance in order of admission, the rest wait.
+    """Two queues: admitted sequences advance in order of admission, the others wait.
 
-    One that is too big for what is free now lets smaller ones behind it pass, `max_batch` of them in all; then all
-    wait until it is in, so that neither the pool stays empty for it nor it waits for ever.
+    A sequence that is too big for the free blocks waits, and up to `max_batch` smaller ones behind it are admitted
+    before it. After that no other is admitted until it is. So the pool is used, and it does not wait for ever.
 
     There is no prefill phase: each sequence feeds the tokens that its cache lacks, bounded by the step's token budget.
-    When the pool runs out the latest admitted sequence gives its blocks up, waits first in line, and is computed again.
-    The first in order is never preempted for another, so it always advances.
+    When the pool runs out, the sequence that was admitted last is preempted: its blocks are freed, it waits first in
+    line, and is computed again. The first in order is never preempted for another, so there is always progress.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Batcher:
 
     def _advance_running(self, feeds: list[Feed], budget: int) -> int:
         for seq in list(self.running):
-            if budget == 0 or seq not in self.running:
+            if budget == 0 or seq not in self.running:  # a sequence before it may have preempted it
                 break
             start = self._cache.num_cached(seq)
             end = min(len(seq), start + budget)
@@ -133,6 +133,7 @@ class Batcher:
 
     def _make_room(self, seq: Sequence, num_tokens: int) -> bool:
         while not self._cache.reserve(seq, num_tokens):
+            # The latest admitted, so that the first always advances and preemption comes to an end.
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
@@ -161,7 +162,7 @@ class Batcher:
             budget -= end - start
 
     def _take_next(self) -> Sequence | None:
-        """The first in line that the pool has room for, its room reserved; None when nobody may go now."""
+        """The first waiting sequence that the pool has room for, its room reserved; None: none may be admitted."""
         for place, seq in enumerate(islice(self.waiting, 1 + self._max_batch)):
             if self._fits(seq, first=place == 0):
                 del self.waiting[place]
@@ -169,6 +170,7 @@ class Batcher:
                     passed.num_overtaken += 1
                 return seq
             if seq.num_overtaken >= self._max_batch:
+                # It was passed often enough: blocks that are freed from now on are kept for it.
                 return None
         return None
 

@@ -1,4 +1,4 @@
-"""The synchronous engine: `step` is the algorithm."""
+"""The synchronous engine: `EngineCore.step` is the algorithm, one phase per line."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class EngineCore:
             self.cache.commit(verdict.seq, len(verdict.seq) - 1)
 
     def _count(self, emitting: Seq[Feed], verdicts: Seq[Verdict]) -> None:
-        """A sequence that fails emits no bonus, so the pass is no step of its."""
+        """Add a step to the totals. A sequence that fails emits no bonus, so the pass is not counted as its step."""
         accepted = sum(len(verdict.path) for verdict in verdicts)
         self._totals = self._totals.plus(
             steps=sum(verdict.emitted for verdict in verdicts) - accepted,

@@ -1,4 +1,4 @@
-"""Statistics in integers, counted while emitting: acceptance of one request, and totals of an engine (DESIGN 4.6)."""
+"""Statistics in integers, counted while emitting: acceptance of one request, and totals of an engine."""
 
 from __future__ import annotations
 

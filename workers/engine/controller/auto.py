@@ -21,15 +21,15 @@ from workers.engine.state.sequence import Sequence
 from workers.engine.verifier import Verdict
 
 _GAIN_TO_STAY, _GAIN_TO_START = 1.03, 1.06
-"""Predicted speed by that of plain decoding from which on drafting goes on, and begins again. The best of many plans is
-one whose prediction is likely too good, so a small gain is none."""
+"""Predicted speed, divided by that of plain decoding, above which drafting continues or starts again. The best of many
+plans is likely to be one whose prediction is too good, so a small gain does not count."""
 _FIRST_PROBE, _LAST_PROBE = 32, 512
-"""Steps without drafts until one tries them; doubles while the trial changes nothing."""
+"""Steps without drafts before a step tries them; doubles while the trial changes nothing."""
 _LOOK_EVERY = 8
-"""Steps without drafts from one look at whether they would pay to the next."""
+"""While nothing is drafted, every 8th step asks whether drafts would help now."""
 _FIRST_PLAIN, _LAST_PLAIN = 4, 128
-"""Steps with drafts after which one goes without, so that what plain decoding takes is known as of now; doubles while
-drafting goes on."""
+"""Steps with drafts before a plain one, which keeps the measured time of plain decoding up to date; doubles while
+drafting continues."""
 _LEAST_SECONDS = 1e-9
 """What a pass takes at least: the line through the times of passes may predict none."""
 
@@ -41,9 +41,9 @@ class _Plan:
 
 
 class AutoController:
-    """Drafts as long as the last level is worth its time, and rests, but for probes, where drafting does not pay.
+    """Makes drafts as long as their last level is worth its time, and none, except for probes, where they do not help.
 
-    nodes(length): rows that a draft of so many levels adds to a pass.
+    nodes(length): rows that a draft of `length` levels adds to a pass.
     """
 
     def __init__(self, config: SpeculationConfig, nodes: Callable[[int], int]) -> None:
@@ -67,21 +67,26 @@ class AutoController:
     def _plan(self, seqs: Seq[Sequence]) -> list[int]:
         nothing = [0] * len(seqs)
         if not self._costs.knows(len(seqs)):
+            # There is no time of a plain step to compare drafts with: measure it first.
             return nothing
         if self._since_plain >= self._plain_every:
+            # One plain step, to have its time as of now; more seldom the longer drafting goes on.
             self._plain_every = min(2 * self._plain_every, _LAST_PLAIN)
             return nothing
         if not self._drafting and self._since_drafts % _LOOK_EVERY:
+            # Planning takes time itself, and what it finds seldom changes from one step to the next.
             return nothing
         rooms = [room(seq, self._longest) if self._may_draft(seq) else 0 for seq in seqs]
         drafts = self._best(rooms, *self._survival.of(seqs))
         if drafts is None:
             return nothing
+        # Tokens per second of plain decoding: a step yields one token for each sequence.
         plain = len(seqs) / max(self._costs.seconds(np.array([len(seqs)], np.float64))[0], _LEAST_SECONDS)
         if drafts.tokens_per_second > plain * (_GAIN_TO_STAY if self._drafting else _GAIN_TO_START):
             self._drafting = True
             return drafts.lengths
         self._drafting, self._plain_every = False, _FIRST_PLAIN
+        # Acceptance is learnt from drafts alone, so even now one is tried from time to time.
         if self._since_drafts < self._probe_every:
             return nothing
         self._probe_every = min(2 * self._probe_every, _LAST_PROBE)
@@ -91,20 +96,25 @@ class AutoController:
         return (seq.request.method or self._config.method) != "none"
 
     def _best(self, rooms: Seq[int], offered: Floats, survival: Floats) -> _Plan | None:
-        """The best plan in which somebody drafts.
+        """The plan with the most tokens per second, among those in which at least one sequence drafts.
 
-        A row is worth the chance that its level is accepted; in that order, no level comes before the one above it. So
-        for each depth, the depth being what drafting costs, the best plan is one of the beginnings of that order. A
-        draft that a lookup does not find brings no token, but no row either.
+        rooms: levels that each sequence may have; offered [B], survival [B, levels]: see `Survival.of`. Drafting time
+        depends on the depth of the longest draft. For each depth the levels of all drafts are sorted by their chance to
+        be accepted, and the best plan is one of the beginnings of that order. A draft that a lookup does not find adds
+        neither tokens nor rows. None: no sequence may draft.
         """
         levels = np.arange(self._longest)
+        # [B, levels]; levels for which a sequence has no room left get chance 0 and are cut off below.
         chances = np.where(levels < np.array(rooms)[:, None], survival, 0.0)
         best = None
         for depth in range(1, max(rooms, default=0) + 1):
+            # Index i of `flat` is level i % depth of sequence i // depth. Chances never rise along a draft and the sort
+            # is stable, so that a level comes after the one above it.
             flat = chances[:, :depth].ravel()
             order = np.argsort(-flat, kind="stable")
             order = order[: np.count_nonzero(flat)]
             found = offered[order // depth]
+            # Element n of these: the plan that takes the first n + 1 levels of that order.
             rows = len(rooms) + self._rows_per_level[depth - 1] * np.cumsum(found)
             seconds = self._costs.seconds(rows, len(rooms), depth)
             speeds = (len(rooms) + np.cumsum(found * flat[order])) / np.maximum(seconds, _LEAST_SECONDS)
@@ -121,6 +131,7 @@ class AutoController:
         self._costs.learn(cost)
         if cost.logit_rows:
             if self._since_plain >= _FIRST_PROBE:
+                # Drafting has paid for a while: should it stop paying, probe again soon.
                 self._probe_every = _FIRST_PROBE
             self._since_plain = self._since_plain + 1 if cost.levels else 0
             self._since_drafts = 0 if cost.levels else self._since_drafts + 1

@@ -1,4 +1,4 @@
-"""The seat of a controller in the engine."""
+"""The interface of controllers, which decide how long drafts are."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from workers.engine.verifier import Verdict
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step took."""
+    """What a step did and how long it took."""
 
     logit_rows: int
     """Rows of the target's pass that gave logits: a last token for each sequence, and the nodes of its draft."""
     prompt_rows: int
-    """All others."""
+    """Rows of the target's pass that gave no logits."""
     drafting: int
     """Sequences that were asked to draft."""
     levels: int
-    """Of the longest draft asked for; 0: nobody drafted."""
+    """Levels of the longest draft that was asked for; 0: no sequence drafted."""
     draft_seconds: float
+    """Time of the drafting."""
     other_seconds: float
+    """Time of everything else in the step."""
 
 
 class Controller(Protocol):
@@ -32,7 +34,9 @@ class Controller(Protocol):
     A plan rests on what is known before the step: the rules `rejection` and `block` need that.
     """
 
-    def plan(self, seqs: Seq[Sequence]) -> list[int]: ...
+    def plan(self, seqs: Seq[Sequence]) -> list[int]:
+        """Levels of the draft of each sequence in the coming step, at most `room(seq, ...)`."""
+        ...
 
     def observe(self, verdict: Verdict) -> None:
         """Learn from a step that is verified, with or without a draft."""
@@ -42,7 +46,9 @@ class Controller(Protocol):
         """Learn from what the step took."""
         ...
 
-    def release(self, seq: Sequence) -> None: ...
+    def release(self, seq: Sequence) -> None:
+        """Forget a finished or aborted sequence."""
+        ...
 
 
 def room(seq: Sequence, longest: int) -> int:

@@ -11,7 +11,7 @@ from workers.engine.verifier import Verdict
 
 
 class FixedController:
-    """Learns nothing."""
+    """Always plans `max_draft_tokens` levels, or as many as a sequence has room for. Nothing is measured."""
 
     def __init__(self, config: SpeculationConfig) -> None:
         self._length = config.depth

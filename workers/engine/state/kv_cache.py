@@ -3,8 +3,8 @@
 Invariants, with `n` = num_cached of a sequence:
     [0, n)              computed from verified tokens; valid for attention
     [n, capacity)       reserved; provisional until `commit`
-    behind a window     blocks that no layer looks back on any more are given back; the table names the scratch block
-    block 0             scratch: padding rows write here, nobody reads it
+    behind a window     blocks that no layer reads any more are freed; the table names the scratch block instead
+    block 0             scratch: padding rows write here, and it is never read
 Every block is scratch, free, or held by at least one sequence; `check()` proves it.
 """
 
@@ -33,7 +33,7 @@ class CachedSequence:
     blocks: list[int] = field(default_factory=list)
     num_cached: int = 0
     num_released: int = 0
-    """Leading blocks that were given back."""
+    """Leading blocks that were freed, being behind every window."""
     num_hashed: int = 0
     """Leading blocks that are registered for prefix reuse."""
     prefix_digest: bytes = b""
@@ -68,7 +68,7 @@ class CacheShape:
         hidden_size: int = 0,
         window: int | None = None,
     ) -> CacheShape:
-        """All layers alike."""
+        """The shape of a model whose layers all have these sizes."""
         return cls((LayerShape(num_kv_heads, head_dim),) * num_layers, dtype, device, hidden_size, window)
 
     @property
@@ -172,6 +172,7 @@ class KVCache:
         if missing > len(self._free):
             return False
         for _ in range(missing):
+            # The block that was freed first: its prefix is the least likely to be asked for again.
             block, _ = self._free.popitem(last=False)
             self._forget_digest(block)
             self._references[block] = 1
@@ -245,10 +246,11 @@ class KVCache:
     # ------------------------------------------------------------------- free
 
     def free(self, seq: Sequence) -> None:
-        """Give everything of a sequence back. Its full blocks stay findable as a prefix until they are reused."""
+        """Free all blocks of a sequence. Full ones can still be found as a prefix until they are reused."""
         cached = self._tables.pop(seq, None)
         if cached is None:
             return
+        # Backwards: a prefix is found from its beginning, so its end should be reused first.
         for block in reversed(cached.blocks[cached.num_released :]):
             self._let_go(block)
 
@@ -257,6 +259,7 @@ class KVCache:
         if self._references[block] == 0:
             self._free[block] = None
             if block not in self._digest_of_block:
+                # No prefix can be found in it: reuse it before blocks that still may serve one.
                 self._free.move_to_end(block, last=False)
 
     def check(self) -> None:

@@ -226,6 +226,10 @@ def _attend_rows(
                 sink(state, state + totals_at, at(block[_SINKS], head * group + member))
 
     for base in range(0 if plain else first // KEYS * KEYS, longest, KEYS):
+        # Keys and values of the block after this one are prefetched while this one is computed: each `_hint` below asks
+        # for a few of them before a piece of arithmetic, so that loads and arithmetic overlap. After the last block
+        # that is the first block of the rows or the head which likely come next. Only keys of the block table are
+        # hinted at; those of tails are not.
         if base + KEYS < longest:
             hint_head, hint_count = head, max(0, min(KEYS, known - base - KEYS))
             _read_table(block, begin, base + KEYS, 0, hint_count, hints)
@@ -236,6 +240,8 @@ def _attend_rows(
         cursor = 0
         shared = min(KEYS, known - base)
         loaded = 0  # slots[:loaded] and their keys are the table's; beyond may lie another row's tail
+        # Rows of a sequence share the keys of its table: the first row that needs them transposes them for all,
+        # and each row adds its own tail.
         for row in range(begin, end):
             count = min(KEYS, _length(block, row) - base)
             unseen = 0 if plain else max(0, _first_key(block, row) - base)
@@ -248,6 +254,7 @@ def _attend_rows(
                 stop, loaded = shared, shared
             if from_table < count:
                 _read_tail(block, row, base, from_table, count, slots)
+                # The tail overwrites what lay behind the row's own prefix, so a later row may have to read that again.
                 stop, loaded = count, from_table
             for lanes in range(fresh // LANES, (stop + LANES - 1) // LANES):
                 cursor = _hint(block, hint_head, hints, hint_count, cursor)

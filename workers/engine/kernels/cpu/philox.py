@@ -5,7 +5,7 @@ Philox4x32-10 (Salmon et al., SC 2011; Random123). The key is the 64-bit seed, l
     word 0   token id // 4 for Gumbel noise, which takes output word (token id % 4); the index for uniforms
     word 1   position, low 32 bits
     word 2   position, next 24 bits, below the stream's 8 bits
-    word 3   the step that asks; 0 where noise must depend on the position alone (DESIGN 4.3)
+    word 3   the step that asks; 0 where noise must depend on the position alone
 
 Gumbel noise is -log(-log(1 - v)) with v = (word + 1/2) / 2^32 in float32. Large values come from small v, where float32
 is finest, so all 32 bits count there: noise lies in [-2.82, 22.88], never infinite, and a token of probability 1e-9 can

@@ -99,6 +99,7 @@ def _choose_all(row: Any, shifts: Any, scratch: Any, tokens: Any, scores: Any) -
             part[i] = shifts[start + i]
         if row.noise:
             _add_noise(row, start, part)
+        # Most blocks hold none of the best: one comparison with the last of them passes over such a block.
         highest = max_level(part.view(np.int32), np.int32)
         if highest > max_level(scores[len(scores) - 1 :].view(np.int32), np.int32):
             for i in range(len(part)):
@@ -143,6 +144,7 @@ def _draw_rows(block: Any, word: Any, infinity: Any, shift: Any) -> None:
     while index < rows:
         row, tokens, scores = table[index], all_tokens[index], all_scores[index]
         top = find_max(carray(pointer(row.address), (vocab,), word), word, infinity)
+        # Nothing chosen yet: MASKED, or INVALID, which is less, where `top` is that.
         tokens[:], scores[:] = min(top, MASKED), np.float32(-np.inf)
         if top >= 0:
             shift(row, vocab, top, shifts)
@@ -179,6 +181,7 @@ def shift_float64(row: Any, vocab: Any, top: Any, shifts: Any) -> None:
 
 @inlined
 def shift_bfloat16(row: Any, vocab: Any, top: Any, shifts: Any) -> None:
+    # A bfloat16 is the upper half of a float32.
     logits, widened = carray(pointer(row.address), (vocab,), np.uint16), shifts.view(np.uint32)
     for i in range(vocab):
         widened[i] = np.uint32(logits[i]) << np.uint32(16)

@@ -38,6 +38,7 @@ def _weigh_rows(block: Any, word: Any, infinity: Any, shift: Any) -> None:
     while index < rows:
         row, weights = table[index], all_weights[index]
         top = find_max(carray(pointer(row.address), (vocab,), word), word, infinity)
+        # Negative: not a token, but the reason why there is none. The caller finds it as the mass.
         masses[index] = np.float64(top)
         if top < 0:
             weights[:] = np.float32(0)

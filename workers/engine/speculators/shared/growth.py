@@ -27,12 +27,12 @@ class _Candidate:
 class TreeGrowth:
     """The draft tree of one sequence while it is drafted.
 
-    A candidate's score is the sum over its path of log q when the request is greedy. At temperature > 0 it is what the
-    path gives away against always taking the best, the sum of (log q + g) - max(log q + g): with the target's noise in
-    g, the path that gives away nothing is the one that the target takes if it agrees with the draft.
+    For a greedy request a candidate's score is the sum of log q over its path. At temperature > 0 it is the sum of
+    (log q + g) - max(log q + g), with the target's noise g: 0 for the path that always takes the best token, which is
+    the path of the target if it agrees with the draft, and less for every other path.
 
-    With noise drawn apart, what becomes of a candidate must not depend on how it was drawn: it is kept whatever it is,
-    so the shape has to be a chain or fixed paths, and a token that ends the sequence only ends its path.
+    With noise drawn apart, whether a candidate is kept must not depend on how it was drawn. So every candidate is kept,
+    the shape must be a chain or fixed paths, and a token that ends the sequence only ends its path.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class TreeGrowth:
         """How many candidates `extend` wants for each frontier node."""
         if not self._fixed:
             return self._shape.width
+        # Ranks count from 0, so one more than the highest rank that the paths name at this depth.
         depth = 1 + max((len(self._ranks(node)) for node in self._frontier), default=0)
         return 1 + max((path[-1] for path in self._fixed if len(path) == depth), default=0)
 
@@ -94,8 +95,13 @@ class TreeGrowth:
     def extend(
         self, tokens: Seq[Seq[int]], scores: Seq[Seq[float]], proposals: Seq[torch.Tensor | None] | None = None
     ) -> None:
-        """Add a level. `tokens` and `scores` are [frontier, at least num_children], best first in each row; `proposals`
-        is what each row was drawn from, where it was drawn apart."""
+        """Add a level below the frontier.
+
+        tokens, scores: [frontier, at least num_children], best first in each row. A score is log q for greedy requests,
+        log q + g with the noise g of the position otherwise, and -inf where there is no candidate. proposals: for each
+        row the distribution that it was drawn from; needed where candidates are drawn apart. Raises ValueError when the
+        numbers of rows differ.
+        """
         if self._apart:
             drawn_from = zip(self._frontier, proposals or (), strict=True)
             self._proposals.update((node, proposal) for node, proposal in drawn_from if proposal is not None)
@@ -107,12 +113,14 @@ class TreeGrowth:
         first = len(self._candidates)
         best = sorted(range(len(level)), key=lambda index: (-level[index].score, index))[: self._shape.width]
         if not self._fixed and self._shape.nodes is None:
+            # A beam drops all but the best for good. A dynamic tree keeps them: `tree` compares levels at the end.
             level = [level[index] for index in best]
             best = list(range(len(level)))
         self._candidates.extend(level)
         self._levels_left -= 1
         self._frontier = []
         if self._levels_left > 0:
+            # In order of creation, whatever the score: parents must come before their children.
             chosen = range(len(level)) if self._fixed else sorted(best)
             self._frontier = [first + index for index in chosen if self._may_expand(level[index])]
             self._expanded.extend(self._frontier)
@@ -124,6 +132,7 @@ class TreeGrowth:
         for rank, (token, score) in enumerate(zip(tokens, scores, strict=True)):
             ranks = (*self._ranks(node), rank)
             if self._wants(ranks) and self._worth_drafting(token, score):
+                # With noise the best child gives nothing away: it has the score of its parent.
                 gain = score if self._greedy else score - scores[0]
                 path = (*(parent.path if parent else ()), token)
                 children.append(_Candidate(token, node, base + gain, path, ranks))
@@ -149,7 +158,7 @@ class TreeGrowth:
         return score > float("-inf") and token < self.vocab_size and not self.seq.ends_with(token)
 
     def tree(self) -> DraftTree:
-        """The finished tree."""
+        """The tree to propose, once no level is to be added."""
         kept = self._kept()
         tree = self._subtree(kept)
         if not (self._apart and kept):
