@@ -6,12 +6,14 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 
 def cache_directory() -> Path:
     """$NIGHTDRAFT_CACHE, else nightdraft/ in the user's cache directory. Delete it at any time."""
     if chosen := os.environ.get("NIGHTDRAFT_CACHE"):
         return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nightdraft"
+    return user_cache_path("nightdraft", appauthor=False)
 
 
 def make_cache(folder: Path) -> None:
