@@ -43,6 +43,7 @@ from storage.spec import JobSpec
 from storage.store.store import Store
 from storage.wire import TASK_NAME, broker_settings
 from tests.support.cluster.light_engine import engine_for
+from tests.support.records import claim_next
 from workers.chunks.chunk import process_chunk
 from workers.hosting.shared import EngineHosts
 
@@ -353,7 +354,7 @@ class _Services(_Deployment):
 
     def _undisturbed(self, job: Job) -> list[str]:
         hosts = EngineHosts(engine_for)
-        while (chunk := self.store.chunks.claim_next("calm", 60.0, job.id)) is not None:
+        while (chunk := claim_next(self.store, "calm", 60.0, job.id)) is not None:
             process_chunk(self.store, hosts, job, chunk, worker_id="calm", stop=threading.Event())
         hosts.close()
         self.store.jobs.finalize_if_done(job.id)

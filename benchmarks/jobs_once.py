@@ -29,6 +29,8 @@ TARGET = "scripted:eos_every=0,max_len=64"
 class Broker:
     """A broker in a list, so that what is measured is the scheduler."""
 
+    lasting = True
+
     def __init__(self) -> None:
         self.messages: list[ChunkMessage] = []
 

@@ -1,19 +1,29 @@
-"""The whole job in this process: the worker's own code below the dispatcher, and no broker above it."""
+"""The whole job in this process: the scheduler with a publisher in memory, the worker's own code below it."""
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import anyio
+from anyio import CancelScope, create_task_group, sleep, to_thread
+
+from runner.errors import ExitCode
+from runner.output.console import note
 from runner.output.progress import Display, Follower
 from runner.output.summary import JobSummary, summarise
+from runner.services.signals import on_signals
+from scheduler.daemon.local_publisher import LocalPublisher
+from scheduler.daemon.service import Scheduler
 from scheduler.finishing import finish_if_done
 from storage.errors import StoreUnavailable
-from storage.records import ChunkState, Job
+from storage.records import ChunkMessage, ChunkState, Job
 from storage.retry import complain
 from workers import CHUNKS_IN_FLIGHT
 from workers.chunks.chunk import ChunkStatus, fail_job
@@ -23,7 +33,6 @@ from workers.engine.api.errors import EngineStopped
 from workers.errors import EngineFailed, LoadFailed
 
 if TYPE_CHECKING:
-    from storage.store.reaping import Reaped
     from storage.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -31,9 +40,8 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.2
 OUTAGE_SECONDS = 60.0
 """A run whose store stays away, or full, for longer ends; the same command goes on from what is recorded."""
-
-AGAIN = "rows that a process left behind when it was killed or failed are generated again; what was recorded stays"
-ONE_BY_ONE = "rows that were in hand at every failure are run one at a time, to find the one that causes it"
+SHOW_CURSOR = "\x1b[?25h"
+"""The live display hides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +52,23 @@ class LocalOutcome:
 
 
 class LocalRun:
-    """Processes the chunks of one job in threads until the job ends or `stop` is set."""
+    """Processes the chunks of one job in threads until the job ends or `stop` is set, by Ctrl-C too."""
 
     def __init__(self, store: Store, job: Job, stop: threading.Event) -> None:
         self._store = store
         self._job = job
         self._stop = stop
-        self._ended = threading.Event()
-        self._changed = threading.Event()
-        """A chunk ended: worth a look before the next tick."""
+        self._worker = Worker(store, job_id=job.id)
+        self._publisher = LocalPublisher(self._process, CHUNKS_IN_FLIGHT)
+        self._scheduler = Scheduler(store, self._publisher, window=2 * CHUNKS_IN_FLIGHT, poll_seconds=TICK_SECONDS)
         self._failure: Exception | None = None
         self._not_loaded: str | None = None
         """Why the engine could not be loaded."""
         self._emitted: int | None = None
         """Tokens that the engine has emitted, those of unfinished rows among them."""
-        self._said: set[str] = set()
-        self._away_since: float | None = None
 
     def run(self, display: Display) -> LocalOutcome:
-        """Returns when the job is terminal, or everything in flight is recorded after `stop`.
+        """Returns when the job is terminal, or everything in flight is recorded after `stop`. Call it once.
 
         Raises what a chunk raised unexpectedly; what had finished is recorded, the rest is free for the next run. An
         engine that cannot be loaded ends the job; where another process works on it, `LoadFailed` is raised instead.
@@ -72,8 +78,7 @@ class LocalRun:
         start, _ = follower.refresh()
         if job.state.terminal:
             return LocalOutcome(job, None)
-        with Worker(self._store, job_id=job.id) as worker:
-            seconds = self._serve(worker, follower)
+        seconds = anyio.run(self._serve, follower)
         if self._not_loaded is not None:
             self._end_for_failed_load(self._not_loaded)
         if isinstance(self._failure, StoreUnavailable):
@@ -84,103 +89,93 @@ class LocalRun:
         tokens = end.counts.num_output_tokens - start.counts.num_output_tokens
         return LocalOutcome(self._store.jobs.get(job.id), tokens / seconds if seconds and tokens > 0 else None)
 
-    def _serve(self, worker: Worker, follower: Follower) -> float | None:
-        """Run the chunk threads and watch over them; returns the seconds since the model was ready."""
-        threads = [
-            threading.Thread(target=self._work, args=(worker,), name=f"chunks-{number}", daemon=True)
-            for number in range(CHUNKS_IN_FLIGHT)
-        ]
-        for thread in threads:
-            thread.start()
-        ready_at: float | None = None
-        look_at = 0.0
-        while any(thread.is_alive() for thread in threads):
-            if self._stop.is_set():
-                worker.stop.set()
-            if ready_at is None and (ready_at := _ready_at(worker)) is not None:
-                follower.restart()
-            if self._changed.wait(TICK_SECONDS) or time.monotonic() >= look_at:
-                self._changed.clear()
+    async def _serve(self, follower: Follower) -> float | None:
+        """Have the job served until it ends or the worker stops; returns the seconds since the model was ready."""
+        async with create_task_group() as beside:
+            beside.start_soon(on_signals, self._drain, _stop_at_once)
+            self._worker.start()
+            with CancelScope() as serving:
+                beside.start_soon(self._watch, follower, serving)
                 try:
-                    look_at = time.monotonic() + self._look(worker, follower, loading=ready_at is None)
-                    self._away_since = None
+                    await self._scheduler.run(self._job.id, outage_seconds=OUTAGE_SECONDS)
+                except Exception as error:
+                    self._fail(error)
+            await to_thread.run_sync(self._publisher.join)
+            seconds = None if self._ready_at is None else time.monotonic() - self._ready_at
+            await to_thread.run_sync(self._worker.close)
+            beside.cancel_scope.cancel()
+        return seconds
+
+    async def _watch(self, follower: Follower, serving: CancelScope) -> None:
+        """Show where the job is, and end serving it once the worker is to stop."""
+        look_at = 0.0
+        loading = True
+        while True:
+            if self._stop.is_set():
+                self._worker.stop.set()
+            if self._worker.stop.is_set():
+                serving.cancel()
+            if loading and self._ready_at is not None:
+                loading = False
+                follower.restart()
+            if time.monotonic() >= look_at:
+                try:
+                    look_at = time.monotonic() + await to_thread.run_sync(self._look, follower)
                 except StoreUnavailable as error:
-                    self._bear(error, worker)
-        ready_at = ready_at or _ready_at(worker)
-        return None if ready_at is None else time.monotonic() - ready_at
+                    complain(log, f"{error}; trying again")
+                except Exception as error:
+                    self._fail(error)
+            await sleep(TICK_SECONDS)
 
-    def _look(self, worker: Worker, follower: Follower, *, loading: bool) -> float:
-        """Keep the job going and show where it is; returns the seconds until the next look."""
-        self._maintain(worker)
-        self._read_engine(worker)
-        return follower.refresh(self._note(worker, loading=loading), self._emitted)[1]
-
-    def _bear(self, error: StoreUnavailable, worker: Worker) -> None:
-        """Wait for a store that is away or full, but not for ever."""
-        now = time.monotonic()
-        self._away_since = now if self._away_since is None else self._away_since
-        if now - self._away_since >= OUTAGE_SECONDS:
-            self._failure = error
-            worker.stop.set()
+    def _process(self, message: ChunkMessage) -> None:
+        """One chunk, in a thread of the publisher."""
+        try:
+            outcome = self._worker.process(message)
+        except Draining:
+            return
+        except StoreUnavailable as error:
+            complain(log, f"{error}; trying again")
+            return
+        except Exception as error:
+            self._fail(error)
         else:
-            complain(log, f"{error}; waiting for it")
+            if outcome is not None and outcome.status is ChunkStatus.NOT_LOADED:
+                self._not_loaded = outcome.error
+                self._worker.stop.set()
+        self._scheduler.wake()
 
-    def _maintain(self, worker: Worker) -> None:
-        """What the scheduler does for all jobs: take back lost chunks, and see when the job is over."""
-        if worker.busy == 0:
-            self._store.reaper.expire_dead_workers()
-        self._tell(self._store.reaper.reap(job_id=self._job.id))
-        if finish_if_done(self._store, self._job).state.terminal:
-            self._ended.set()
+    def _drain(self) -> None:
+        self._stop.set()
+        note("recording what is finished; press Ctrl-C again to stop at once")
 
-    def _tell(self, reaped: Reaped) -> None:
-        """What became of lost chunks; what is to be expected after a kill or a failure is said once."""
-        for happened, text in ((reaped.released, AGAIN), (reaped.suspected, ONE_BY_ONE)):
-            if happened and text not in self._said:
-                self._said.add(text)
-                log.warning(text)
-        for row in reaped.poisoned:
-            log.error("row %d was in hand each time a worker died or failed: recorded as an error", row.row_index)
+    def _fail(self, error: Exception) -> None:
+        """The run ends with this error, the first of several."""
+        self._failure = self._failure or error
+        self._worker.stop.set()
 
-    def _read_engine(self, worker: Worker) -> None:
-        host = worker.hosts.running
+    def _look(self, follower: Follower) -> float:
+        """Show where the job is; returns the seconds until the next look."""
+        host = self._worker.hosts.running
         if host is not None:
             with suppress(EngineFailed, EngineStopped):
                 self._emitted = host.snapshot().emitted
+        return follower.refresh(self._note(), self._emitted)[1]
 
-    def _note(self, worker: Worker, *, loading: bool) -> str:
+    def _note(self) -> str:
         if self._stop.is_set():
             return "draining"
-        if worker.busy == 0:
-            return "waiting for rows that another process holds" if self._running_elsewhere(worker) else ""
-        return phases.current() or ("loading the model" if loading else "")
+        if self._worker.busy == 0:
+            return "waiting for rows that another process holds" if self._running_elsewhere() else ""
+        return phases.current() or ("loading the model" if self._ready_at is None else "")
 
-    def _running_elsewhere(self, worker: Worker) -> bool:
+    def _running_elsewhere(self) -> bool:
         running = self._store.chunks.of_job(self._job.id, (ChunkState.RUNNING,))
-        return any(chunk.worker_id != worker.id for chunk in running)
+        return any(chunk.worker_id != self._worker.id for chunk in running)
 
-    def _work(self, worker: Worker) -> None:
-        """One thread: a chunk at a time until the job is over."""
-        try:
-            while not (self._stop.is_set() or self._ended.is_set() or worker.stop.is_set()):
-                try:
-                    outcome = worker.process_next(self._job)
-                except StoreUnavailable as error:
-                    complain(log, f"{error}; waiting for it")
-                    self._ended.wait(TICK_SECONDS)
-                    continue
-                if outcome is None:
-                    self._ended.wait(TICK_SECONDS)
-                    continue
-                if outcome.status is ChunkStatus.NOT_LOADED:
-                    self._not_loaded = outcome.error
-                    worker.stop.set()
-                self._changed.set()
-        except Draining:
-            return
-        except Exception as error:
-            self._failure = error
-            worker.stop.set()
+    @property
+    def _ready_at(self) -> float | None:
+        host = self._worker.hosts.running
+        return None if host is None else host.ready_at
 
     def _end_for_failed_load(self, reason: str) -> None:
         if self._store.telemetry.activity(self._job.id).num_chunks:
@@ -192,6 +187,9 @@ class LocalRun:
         return summarise(self._store.jobs.get(self._job.id), self._store.jobs.progress(self._job.id))
 
 
-def _ready_at(worker: Worker) -> float | None:
-    host = worker.hosts.running
-    return None if host is None else host.ready_at
+def _stop_at_once() -> None:
+    """End the process; the store loses nothing by that."""
+    if sys.stderr.isatty():
+        sys.stderr.write(SHOW_CURSOR)
+    note("stopped")
+    os._exit(ExitCode.INTERRUPTED)

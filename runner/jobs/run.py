@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from runner.errors import ExitCode
 from runner.jobs.export import export_path, export_to
-from runner.jobs.interrupts import Interrupts
-from runner.jobs.local import LocalOutcome, LocalRun
+from runner.jobs.local import LocalRun
 from runner.jobs.submit import submit_job
 from runner.output.console import note
 from runner.output.jobs import show_run
@@ -37,8 +37,8 @@ def run_command(
             note(
                 f"job {submission.job.name} is {submission.job.state} already, nothing is generated; --new starts anew"
             )
-        with Interrupts(note) as interrupts, logging_to_stderr(verbose=verbose):
-            outcome = _run(store, submission.job, interrupts)
+        with logging_to_stderr(verbose=verbose), make_display() as display:
+            outcome = LocalRun(store, submission.job, threading.Event()).run(display)
         summary = summary_of(store, outcome.job)
         show_run(output, summary, store.results.error_groups(outcome.job.id), outcome.tokens_per_second)
         if summary.draft_warning is not None and outcome.tokens_per_second is not None:
@@ -57,11 +57,6 @@ def _require_output(out: str, spec: JobSpec) -> None:
     path = output_file(out)
     require_no_input(path, spec.input.paths)
     require_folder(path)
-
-
-def _run(store: Store, job: Job, interrupts: Interrupts) -> LocalOutcome:
-    with make_display() as display:
-        return LocalRun(store, job, interrupts.stop).run(display)
 
 
 def _export(store: Store, job: Job, path: str, *, force: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from typing import NoReturn
 
@@ -12,6 +11,7 @@ import anyio
 
 from runner.errors import ExitCode
 from runner.output.console import note
+from runner.services.signals import on_signals
 from runner.stores import store_when_up
 from scheduler.errors import BrokerRefused, BrokerUnavailable
 from storage.redaction import redact_logs
@@ -67,7 +67,7 @@ def run_scheduler(store: str, broker: str) -> int:
 
     async def serve(scheduler: Scheduler) -> None:
         async with anyio.create_task_group() as group:
-            group.start_soon(_cancel_on_signal, group.cancel_scope)
+            group.start_soon(on_signals, group.cancel_scope.cancel)
             await group.start(scheduler.serve)
             note("scheduler: serving; Ctrl-C stops it, jobs and leases stay in the store")
 
@@ -76,10 +76,3 @@ def run_scheduler(store: str, broker: str) -> int:
         if opened is not None:
             anyio.run(serve, Scheduler(opened, broker))
     return ExitCode.OK
-
-
-async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            scope.cancel()
-            return

@@ -13,10 +13,11 @@ log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Publishes pending chunks of one job, or of all. Synchronous; used from one thread at a time.
+    """Publishes waiting chunks of one job, or of all. Synchronous; used from one thread at a time.
 
-    `window`: chunks that are dispatched and not yet claimed, over all jobs. `lost_seconds`: how long a message may be
-    neither waiting on the broker nor claimed before its chunk is published again.
+    `window`: chunks that are dispatched and not yet claimed, over all jobs; of a publisher whose messages do not last,
+    messages that wait there. `lost_seconds`: how long a message may be neither waiting on the broker nor claimed before
+    its chunk is published again.
     """
 
     def __init__(
@@ -31,6 +32,8 @@ class Dispatcher:
 
     def step(self) -> bool:
         """Publish what fits into the window; returns whether that was anything. Raises `BrokerUnavailable`."""
+        if not self._publisher.lasting:
+            return self._publish_unmarked()
         if monotonic() >= self._next_check:
             self.requeue_lost()
             self._next_check = monotonic() + self._lost_seconds / 3
@@ -38,6 +41,14 @@ class Dispatcher:
         chunks = self._store.chunks.pending(self._job_id, free) if free > 0 else []
         self._publish(chunks)
         return bool(chunks)
+
+    def _publish_unmarked(self) -> bool:
+        """The oldest chunks that nobody has claimed, those that wait here already among them: the publisher knows its
+        own. What another scheduler dispatched counts as waiting too: nobody may be there to take its message."""
+        before = self._publisher.waiting()
+        for chunk in self._store.chunks.pending(self._job_id, self._window, or_dispatched=True):
+            self._publisher.publish(chunk.message)
+        return self._publisher.waiting() > before
 
     def requeue_lost(self) -> int:
         """Make chunks pending again whose messages the broker no longer has; returns how many.

@@ -23,6 +23,10 @@ from storage.wire import NETWORK_TIMEOUT_SECONDS, REDIS_SCHEMES, TASK_NAME, brok
 class Publisher(Protocol):
     """Where the scheduler's messages go. Calls come from one thread at a time."""
 
+    lasting: bool
+    """Whether messages outlive this process. The chunks of those that do are marked as dispatched; the others stay free
+    for whoever comes."""
+
     def publish(self, message: ChunkMessage) -> None:
         """Return once the broker has the message. Raises `BrokerUnavailable`; the message may then exist or not."""
 
@@ -38,6 +42,8 @@ class CeleryPublisher:
 
     Raises `storage.wire.UnsupportedBroker` for a URL that is neither Redis nor RabbitMQ.
     """
+
+    lasting = True
 
     def __init__(self, broker_url: str) -> None:
         self._url = broker_url

@@ -7,29 +7,38 @@ import logging
 from scheduler.finishing import finish_if_done
 from storage.errors import StoreUnavailable
 from storage.records import Job, JobState
+from storage.retry import complain
 from storage.store.reaping import Reaped
 from storage.store.store import Store
 
 log = logging.getLogger(__name__)
 
+AGAIN = "rows that a process left behind when it was killed or failed are generated again; what was recorded stays"
+ONE_BY_ONE = "rows that were in hand at every failure are run one at a time, to find the one that causes it"
 
-def reap(store: Store, job_id: str | None = None) -> Reaped:
-    """Reap what has expired, of one job or of all, and say in the log what became of it."""
+
+def reap(store: Store, job_id: str) -> Reaped:
+    """Take back what has expired of one job, and say in the log what became of it."""
     reaped = store.reaper.reap(job_id=job_id)
-    for chunk in reaped.released:
-        log.warning(
-            "chunk %d of job %s: its lease ran out (%d so far); it goes out again",
-            chunk.id,
-            chunk.job_id,
-            chunk.attempts,
-        )
-    for chunk in reaped.suspected:
-        log.warning("chunk %d of job %s loses its workers: its rows run one at a time", chunk.id, chunk.job_id)
-    for row in reaped.poisoned:
-        log.error("row %d of job %s killed its worker again and again: recorded as an error", row.row_index, row.job_id)
-    for failed in reaped.failed:
-        log.error("job %s was ended: its workers die before they have a row in their hands", failed)
+    if reaped != Reaped():
+        _tell(reaped, store.jobs.get(job_id).name)
     return reaped
+
+
+def _tell(reaped: Reaped, job: str) -> None:
+    """What is to be expected after a kill or a failure is said now and then; what it cost, each time."""
+    for chunk in reaped.released:
+        log.info("job %s: chunk %d lost its worker, %d so far; it goes out again", job, chunk.id, chunk.attempts)
+    if reaped.released:
+        complain(log, f"job {job}: {AGAIN}")
+    if reaped.suspected:
+        complain(log, f"job {job}: {ONE_BY_ONE}")
+    for row in reaped.poisoned:
+        log.error(
+            "job %s: row %d was in hand each time a worker died or failed: recorded as an error", job, row.row_index
+        )
+    if reaped.failed:
+        log.error("job %s was ended: its workers die before they have a row in their hands", job)
 
 
 def as_it_stands(store: Store, job: Job) -> Job:

@@ -29,12 +29,16 @@ class Heartbeat:
 
 class Chunks(Room):
     @reads
-    def pending(self, connection: sa.Connection, job_id: str | None = None, limit: int = 100) -> list[Chunk]:
-        """Chunks that wait for dispatch, of jobs that run, oldest first."""
+    def pending(
+        self, connection: sa.Connection, job_id: str | None = None, limit: int = 100, *, or_dispatched: bool = False
+    ) -> list[Chunk]:
+        """Chunks that wait for dispatch (`or_dispatched`: or for whoever claims them), of jobs that run, oldest
+        first."""
+        states = CLAIMABLE if or_dispatched else (ChunkState.PENDING,)
         query = (
             sa.select(*CHUNK_COLUMNS)
             .join(jobs, jobs.c.id == chunks.c.job_id)
-            .where(chunks.c.state == ChunkState.PENDING, jobs.c.state.in_(ACTIVE))
+            .where(chunks.c.state.in_(states), jobs.c.state.in_(ACTIVE))
             .order_by(chunks.c.id)
             .limit(limit)
         )
@@ -99,36 +103,24 @@ class Chunks(Room):
             chunks.c.job_id == message.job_id,
             chunks.c.state.in_(CLAIMABLE),
         )
-        found = connection.execute(sa.select(chunks.c.job_id).where(wanted)).scalar()
-        if found is None or not _start_job(connection, found):
+        if connection.execute(sa.select(chunks.c.id).where(wanted)).scalar() is None:
             return None
-        return _take(connection, wanted, worker_id, lease_seconds)
-
-    @writes
-    def claim_next(
-        self, connection: sa.Connection, worker_id: str, lease_seconds: float, job_id: str | None = None
-    ) -> Chunk | None:
-        """Take the oldest chunk that nobody has, dispatched or not: a message that still names it becomes stale."""
-        waiting = (
-            sa.select(chunks.c.job_id)
-            .join(jobs, jobs.c.id == chunks.c.job_id)
-            .where(chunks.c.state.in_(CLAIMABLE), jobs.c.state.in_(ACTIVE))
-            .order_by(chunks.c.id)
-            .limit(1)
-        )
-        if job_id is not None:
-            waiting = waiting.where(chunks.c.job_id == job_id)
-        found = connection.execute(waiting).scalar()
-        if found is None or not _start_job(connection, found):
+        if not _start_job(connection, message.job_id):
             return None
-        oldest = (
-            sa.select(chunks.c.id)
-            .where(chunks.c.job_id == found, chunks.c.state.in_(CLAIMABLE))
-            .order_by(chunks.c.id)
-            .limit(1)
-            .with_for_update(skip_locked=True, key_share=True)
+        statement = (
+            sa.update(chunks)
+            .where(wanted)
+            .values(
+                state=ChunkState.RUNNING,
+                epoch=chunks.c.epoch + 1,
+                worker_id=worker_id,
+                lease_until=later(connection, lease_seconds),
+                in_hand=None,
+            )
+            .returning(*CHUNK_COLUMNS)
         )
-        return _take(connection, chunks.c.id == oldest.scalar_subquery(), worker_id, lease_seconds)
+        row = connection.execute(statement).one_or_none()
+        return None if row is None else chunk_from_row(row)
 
     @writes
     def heartbeat(self, connection: sa.Connection, lease: Lease, lease_seconds: float) -> Heartbeat:
@@ -235,22 +227,3 @@ def _start_job(connection: sa.Connection, job_id: str) -> bool:
     """
     set_state(connection, job_id, JobState.IN_PROGRESS, (JobState.QUEUED,))
     return lock(connection, job_id, share=True) in ACTIVE
-
-
-def _take(
-    connection: sa.Connection, wanted: sa.ColumnElement[bool], worker_id: str, lease_seconds: float
-) -> Chunk | None:
-    statement = (
-        sa.update(chunks)
-        .where(wanted)
-        .values(
-            state=ChunkState.RUNNING,
-            epoch=chunks.c.epoch + 1,
-            worker_id=worker_id,
-            lease_until=later(connection, lease_seconds),
-            in_hand=None,
-        )
-        .returning(*CHUNK_COLUMNS)
-    )
-    row = connection.execute(statement).one_or_none()
-    return None if row is None else chunk_from_row(row)

@@ -10,6 +10,7 @@ from scheduler.finishing import TOO_MANY_ERRORS, finish_if_done
 from storage.errors import InputChanged
 from storage.records import Job, JobState
 from storage.store.store import Store
+from tests.support.records import claim_next
 from tests.support.submissions import complete, submitted, work_through, write_prompts
 
 
@@ -19,7 +20,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def work_chunk(store: Store, job: Job, *, errors: int = 0) -> None:
-    chunk = store.chunks.claim_next("worker-1", 60.0, job.id)
+    chunk = claim_next(store, "worker-1", 60.0, job.id)
     assert chunk is not None
     complete(store, chunk, errors=errors)
 
@@ -30,7 +31,7 @@ def test_cancel_keeps_what_is_recorded_and_resume_does_the_rest(store: Store, pr
     assert lifecycle.cancel(store, job.id) is JobState.CANCELLED
     assert lifecycle.cancel(store, job.id) is JobState.CANCELLED
     assert store.jobs.progress(job.id).counts.num_ok == 100
-    assert store.chunks.claim_next("worker-1", 60.0, job.id) is None
+    assert claim_next(store, "worker-1", 60.0, job.id) is None
     assert lifecycle.resume(store, job.id) == 3
     work_through(store, job.id)
     assert store.jobs.get(job.id).state is JobState.COMPLETED
@@ -39,7 +40,7 @@ def test_cancel_keeps_what_is_recorded_and_resume_does_the_rest(store: Store, pr
 
 def test_cancel_waits_for_running_chunks(store: Store, prompts: Path) -> None:
     job = submitted(store, prompts, chunk_rows=100).job
-    chunk = store.chunks.claim_next("worker-1", 60.0, job.id)
+    chunk = claim_next(store, "worker-1", 60.0, job.id)
     assert chunk is not None
     assert lifecycle.cancel(store, job.id) is JobState.CANCELLING
     with pytest.raises(WrongState, match="wait until it is cancelled"):
@@ -99,7 +100,7 @@ def test_too_many_errors_stop_a_job_early(store: Store, prompts: Path) -> None:
     assert (failed.state, failed.error_code) == (JobState.FAILED, TOO_MANY_ERRORS)
     assert failed.error_message is not None
     assert "51 of the first 100 results are errors, more than max_error_rate 0.5" in failed.error_message
-    assert store.chunks.claim_next("worker-1", 60.0, job.id) is None
+    assert claim_next(store, "worker-1", 60.0, job.id) is None
 
 
 def test_errors_up_to_the_limit_are_fine(store: Store, prompts: Path) -> None:

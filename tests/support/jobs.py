@@ -15,7 +15,9 @@ from storage.records import Chunk, Job, JobState, Result
 from storage.spec import JobSpec
 from storage.store.store import Store
 from tests.support.fake_engine import Script
+from tests.support.records import claim_next
 from workers.chunks.chunk import ChunkOutcome, process_chunk
+from workers.chunks.worker import Worker
 from workers.hosting.shared import EngineHosts
 
 LEASE = 30.0
@@ -61,9 +63,15 @@ def make_job(
 
 
 def claim(store: Store, job: Job, *, lease_seconds: float = LEASE) -> Chunk:
-    chunk = store.chunks.claim_next("test", lease_seconds, job.id)
+    chunk = claim_next(store, "test", lease_seconds, job.id)
     assert chunk is not None
     return chunk
+
+
+def process_next(worker: Worker, job: Job) -> ChunkOutcome | None:
+    """Have a worker process the job's oldest chunk that nobody has; None when there is none."""
+    waiting = worker.store.chunks.pending(job.id, 1, or_dispatched=True)
+    return worker.process(waiting[0].message) if waiting else None
 
 
 def run_chunk(

@@ -51,8 +51,18 @@ def add_job(store: Store, name: str = "job", *, chunk_rows: int = 5, **changes: 
     return job
 
 
+def claim_next(store: Store, worker: str, lease_seconds: float = LEASE, job_id: str | None = None) -> Chunk | None:
+    """The oldest chunk that nobody has, claimed; None when there is none."""
+    while waiting := store.chunks.pending(job_id, or_dispatched=True):
+        for chunk in waiting:
+            claimed = store.chunks.claim(chunk.message, worker, lease_seconds)
+            if claimed is not None:
+                return claimed
+    return None
+
+
 def claim(store: Store, job: Job, worker: str = "worker") -> Chunk:
-    chunk = store.chunks.claim_next(worker, LEASE, job.id)
+    chunk = claim_next(store, worker, LEASE, job.id)
     assert chunk is not None
     return chunk
 
@@ -98,7 +108,7 @@ def pairs(chunk: Chunk, num_samples: int = 1) -> list[tuple[int, int]]:
 
 def work(store: Store, job: Job, *, bad_rows: Sequence[int] = ()) -> None:
     """Answer every chunk of a job that waits, rows in `bad_rows` with an error, and end the job."""
-    while (chunk := store.chunks.claim_next("worker", LEASE, job.id)) is not None:
+    while (chunk := claim_next(store, "worker", LEASE, job.id)) is not None:
         done = store.results.recorded(chunk)
         todo = [pair for pair in pairs(chunk, job.num_samples) if pair not in done]
         store.results.write(chunk.lease, [failure(*p) if p[0] in bad_rows else answer(*p) for p in reversed(todo)])

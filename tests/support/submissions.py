@@ -15,6 +15,7 @@ from scheduler.intake.submission import Submission, submit
 from storage.records import Chunk, ChunkMessage, Result, RowStatus
 from storage.spec import InputSpec, JobSpec
 from storage.store.store import Store
+from tests.support.records import claim_next
 
 
 def write_prompts(path: Path, rows: int = 10, *, row_group_size: int = 1000, **columns: Any) -> Path:
@@ -40,7 +41,8 @@ def job_spec(name: str = "night", **fields: Any) -> JobSpec:
 class MemoryPublisher:
     """A broker in a list: `messages` wait until somebody takes them; `down` makes every call fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lasting: bool = True) -> None:
+        self.lasting = lasting
         self.messages: deque[ChunkMessage] = deque()
         self.published = 0
         self.down = False
@@ -52,6 +54,8 @@ class MemoryPublisher:
             raise BrokerUnavailable("broker memory: gone")
         if self.fail_after is not None:
             self.fail_after -= 1
+        if not self.lasting and message in self.messages:
+            return
         self.published += 1
         self.messages.append(message)
 
@@ -99,6 +103,6 @@ def submitted(
 
 
 def work_through(store: Store, job_id: str) -> None:
-    while chunk := store.chunks.claim_next("worker-1", 60.0, job_id):
+    while chunk := claim_next(store, "worker-1", 60.0, job_id):
         complete(store, chunk)
     store.jobs.finalize_if_done(job_id)

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 
 from storage.errors import RefusedSpec, UnknownJob
@@ -49,17 +48,25 @@ class Worker:
         self._pulse = Pulse(store, self.hosts, self.id, job_id=job_id)
 
     def __enter__(self) -> Worker:
-        self._pulse.start()
+        self.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Report to the store from now on."""
+        self._pulse.start()
+
+    def close(self) -> None:
+        """Sign off, and stop the engine. Nobody may be in `process` any more."""
         self.stop.set()
         self._pulse.stop()
         self.hosts.close()
 
     def process(self, message: ChunkMessage) -> ChunkOutcome | None:
-        """Claim the chunk that a message names and process it. None when there is nothing to do: the message is a
-        duplicate or late, or its job is gone. Raises `Draining` when the worker is stopping."""
+        """Claim the chunk that a message names and process it, beside other chunks. None when there is nothing to do:
+        the message is a duplicate or late, or its job is gone. Raises `Draining` when the worker is stopping."""
         try:
             job = patiently(lambda: self.store.jobs.get(message.job_id), self.stop.is_set)
         except UnknownJob:
@@ -70,48 +77,38 @@ class Worker:
             self.store.jobs.fail(message.job_id, InvalidSpec.code, str(error))
             return None
         hint = replace(message, job_id=job.id)  # one put in by hand may have the job's name
-        outcome = self._take(job, lambda seconds: self.store.chunks.claim(hint, self.id, seconds))
-        if outcome is not None and outcome.status is ChunkStatus.NOT_LOADED:
-            self._wait_after_failed_load(job, str(outcome.error))
-        return outcome
-
-    def process_next(self, job: Job) -> ChunkOutcome | None:
-        """Claim the job's oldest chunk that nobody has and process it; None when there is none now.
-
-        Raises `Draining` when the worker is stopping. What a failed load means is up to the caller.
-        """
-        return self._take(job, lambda seconds: self.store.chunks.claim_next(self.id, seconds, job.id))
-
-    def _take(self, job: Job, claim: Callable[[float], Chunk | None]) -> ChunkOutcome | None:
-        """Claim and process, beside other chunks; but a chunk whose rows may kill the process runs alone.
-
-        It is claimed again when its turn has come: while it waits, no crash of others may find it with a lease.
-        """
         seconds = job.spec.lease_seconds
         try:
             with self._turns.enter(alone=False, give_up=self.stop.is_set):
                 if self.stop.is_set():
                     raise Draining
-                chunk = patiently(lambda: claim(seconds), self.stop.is_set)
+                chunk = patiently(lambda: self.store.chunks.claim(hint, self.id, seconds), self.stop.is_set)
                 if chunk is None:
                     return None
                 if not is_suspect(job, chunk):
                     return self._process(job, chunk)
                 self.store.chunks.release(chunk.lease)
-                # A release raises the epoch, so that this is the message of the chunk as it now waits.
-                released = replace(chunk.message, epoch=chunk.epoch + 1)
         except GaveUp as error:
             raise Draining from error
+        # A release raises the epoch, so that this is the message of the chunk as it now waits.
+        return self._process_alone(job, replace(chunk.message, epoch=chunk.epoch + 1), seconds)
+
+    def _process_alone(self, job: Job, message: ChunkMessage, lease_seconds: float) -> ChunkOutcome:
+        """Process a chunk whose rows may kill the process with no other beside it.
+
+        It is claimed only when its turn has come: while it waits, no crash of others may find it with a lease.
+        """
         try:
             with self._turns.enter(alone=True, give_up=self.stop.is_set):
-                again = self.store.chunks.claim(released, self.id, seconds)
-                return ChunkOutcome(ChunkStatus.LOST) if again is None else self._process(job, again)
+                chunk = self.store.chunks.claim(message, self.id, lease_seconds)
+                return ChunkOutcome(ChunkStatus.LOST) if chunk is None else self._process(job, chunk)
         except GaveUp:
             return ChunkOutcome(ChunkStatus.RELEASED)
 
-    def _wait_after_failed_load(self, job: Job, reason: str) -> None:
+    def after_failed_load(self, job_id: str, reason: str | None) -> None:
         """Leave the job to others for a while. Where nobody else is at it either, it is the job's fault in the end."""
         failed = self.hosts.failed_loads
+        job = patiently(lambda: self.store.jobs.get(job_id), self.stop.is_set)
         log.error("worker %s could not load the engine of job %s: %s", self.id, job.name, reason)
         if (
             failed >= LOADS

@@ -7,6 +7,7 @@ from celery.exceptions import Reject
 
 from storage.records import ChunkMessage
 from storage.wire import TASK_NAME
+from workers.chunks.chunk import ChunkStatus
 from workers.chunks.worker import Draining, Worker
 
 
@@ -17,6 +18,8 @@ def register(app: Celery, worker: Worker) -> None:
         """Returns how the chunk ended, for the log."""
         try:
             outcome = worker.process(ChunkMessage(job_id, chunk_id, epoch))
+            if outcome is not None and outcome.status is ChunkStatus.NOT_LOADED:
+                worker.after_failed_load(job_id, outcome.error)
         except Draining as error:
             raise Reject("the worker is stopping", requeue=True) from error
         return "nothing to do" if outcome is None else outcome.status.value

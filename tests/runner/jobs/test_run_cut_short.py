@@ -22,6 +22,7 @@ from runner.spec.parse import parse_spec
 from storage.records import ChunkState, JobState
 from storage.store.store import Store
 from tests.support.cli import TARGET, Cli
+from tests.support.records import claim_next
 from tests.support.specs import MINIMAL
 
 WritePrompts = Callable[..., Path]
@@ -72,7 +73,7 @@ def test_a_run_that_cannot_load_its_engine_leaves_the_job_to_the_one_that_could(
     cli("submit", "big.yaml")
     with Store.open(cli.store) as store:
         job = store.jobs.get("big")
-        other = store.chunks.claim_next("another", 60.0, job.id)
+        other = claim_next(store, "another", 60.0, job.id)
         assert other is not None
         result = cli("run", "big.yaml", code=2)
         assert "goes on in another process" in result.stderr
@@ -115,7 +116,7 @@ def test_what_a_killed_run_left_behind_is_said_once_and_other_jobs_are_silent(cl
     with Store.open(cli.store) as store:
         mine, other = store.jobs.get("mine"), store.jobs.get("other")
         for job in (mine, mine, other):
-            assert store.chunks.claim_next("killed", 60.0, job.id) is not None
+            assert claim_next(store, "killed", 60.0, job.id) is not None
         store.chunks.expire_leases("killed")
         errors = cli("run", "mine.yaml").stderr
         assert store.jobs.progress(other.id).chunks[ChunkState.RUNNING] == 1, "left to those who work on that job"

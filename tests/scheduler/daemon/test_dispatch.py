@@ -119,3 +119,24 @@ def test_a_cancelled_job_is_not_dispatched(store: Store, job_id: str, broker: Me
     assert not dispatcher(store, broker).step()
     assert not any(work_off(store, message) for message in broker.messages)
     assert store.chunks.of_job(job_id, IN_FLIGHT) == []
+
+
+def test_messages_that_do_not_last_leave_their_chunks_to_others(store: Store, job_id: str) -> None:
+    local = MemoryPublisher(lasting=False)
+    fill = dispatcher(store, local, job_id=job_id).step
+    assert (fill(), len(local.messages)) == (True, 4)
+    assert states(store, job_id) == {ChunkState.PENDING: 10}
+    assert work_off(store, local.messages.popleft())
+    fill()
+    assert [chunk.id for chunk in store.chunks.of_job(job_id)[1:5]] == [message.chunk_id for message in local.messages]
+
+
+def test_what_a_broker_was_given_is_free_for_a_run_in_one_process(
+    store: Store, job_id: str, broker: MemoryPublisher
+) -> None:
+    dispatcher(store, broker).step()
+    local = MemoryPublisher(lasting=False)
+    dispatcher(store, local, job_id=job_id, window=6).step()
+    assert [message.chunk_id for message in local.messages][:4] == [message.chunk_id for message in broker.messages]
+    assert work_off(store, local.messages[0])
+    assert not work_off(store, broker.messages[0])

@@ -12,6 +12,7 @@ from storage.errors import StoreUnavailable
 from storage.records import ChunkMessage, Job, JobState, Result, RowInHand, RowStatus
 from storage.store.reaping import under_suspicion
 from storage.store.store import Store
+from tests.support.records import claim_next
 from tests.support.services.proxy import Proxy
 from tests.support.services.queues import broker_queue
 from tests.support.submissions import MemoryPublisher, submitted, work_off, write_prompts
@@ -130,7 +131,7 @@ async def test_dead_workers_lose_their_chunks_to_others(
     store: Store, broker: MemoryPublisher, scheduler: Scheduler, tmp_path: Path
 ) -> None:
     job = new_job(store, tmp_path)
-    dead = store.chunks.claim_next("dead", 0.01, job.id)
+    dead = claim_next(store, "dead", 0.01, job.id)
     assert dead is not None
     async with anyio.create_task_group() as group:
         group.start_soon(work, store, broker)
@@ -231,7 +232,7 @@ async def test_an_unexpected_error_is_logged_with_its_job_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bad, good = (new_job(store, tmp_path, name=name) for name in ("bad", "good"))
-    dead = [store.chunks.claim_next("dead", 0.0, job.id) for job in (bad, good)]
+    dead = [claim_next(store, "dead", 0.0, job.id) for job in (bad, good)]
     rooms: dict[str, object] = {"is_settled": store.jobs, "reap": store.reaper, "pending": store.chunks}
     broken = set(rooms)
 

@@ -13,6 +13,7 @@ from storage.errors import InputChanged
 from storage.files.export import export_job
 from storage.records import JobState
 from storage.store.store import Store
+from tests.support.records import claim_next
 from tests.support.submissions import job_spec, submitted, work_through, write_prompts
 
 
@@ -70,7 +71,7 @@ def test_a_cancelled_job_is_opened_again(store: Store, prompts: Path) -> None:
 
 def test_a_job_that_is_being_cancelled_has_to_be_waited_for(store: Store, prompts: Path) -> None:
     job = submitted(store, prompts).job
-    assert store.chunks.claim_next("worker-1", 60.0, job.id)
+    assert claim_next(store, "worker-1", 60.0, job.id)
     store.jobs.cancel(job.id)
     with pytest.raises(WrongState, match="being cancelled"):
         submitted(store, prompts)

@@ -16,7 +16,7 @@ from storage.files.export import RESULT_FIELDS, export_job
 from storage.files.parquet import read_metadata
 from storage.records import Job
 from storage.store.store import Store
-from tests.support.records import answer, claim, failure, make_job, pairs, plan, work
+from tests.support.records import answer, claim, claim_next, failure, make_job, pairs, plan, work
 
 RESULT_COLUMNS = [
     "_row_index", "_sample", "_status", "_error_code", "_error_message", "output_text", "finish_reason", "stop_reason",
@@ -47,7 +47,7 @@ def test_rows_come_in_input_order_with_their_columns(store: Store, tmp_path: Pat
     paths = [write(tmp_path / "a.parquet", prompts(11)), write(tmp_path / "b.parquet", prompts(6, 11))]
     job = submit(store, paths, num_samples=2)
     waiting = []
-    while (chunk := store.chunks.claim_next("worker", 60, job.id)) is not None:
+    while (chunk := claim_next(store, "worker", 60, job.id)) is not None:
         waiting.append(chunk)
     rng = random.Random(0)
     rng.shuffle(waiting)

@@ -103,24 +103,14 @@ def test_a_late_message_may_still_claim_a_requeued_chunk(store: Store) -> None:
     assert store.chunks.claim(first.message, "b", LEASE) is None
 
 
-def test_claim_next_takes_dispatched_chunks_as_well(store: Store) -> None:
+def test_dispatched_chunks_wait_as_well_for_whoever_claims_them(store: Store) -> None:
     job = add_job(store, num_rows=2, chunk_rows=1)
-    first = store.chunks.pending()[0]
+    first, second = store.chunks.pending()
     store.chunks.mark_dispatched([first.id])
+    assert [chunk.id for chunk in store.chunks.pending()] == [second.id]
+    assert [chunk.id for chunk in store.chunks.pending(job.id, or_dispatched=True)] == [first.id, second.id]
     assert claim(store, job).id == first.id
-    assert store.chunks.claim(first.message, "late", LEASE) is None
-    assert claim(store, job).id != first.id
-    assert store.chunks.claim_next("worker", LEASE) is None
-
-
-def test_claim_next_serves_jobs_in_order_or_the_one_named(store: Store) -> None:
-    first, second = add_job(store, "first", num_rows=1), add_job(store, "second", num_rows=1)
-    got = store.chunks.claim_next("worker", LEASE, second.id)
-    assert got is not None
-    assert got.job_id == second.id
-    got = store.chunks.claim_next("worker", LEASE)
-    assert got is not None
-    assert got.job_id == first.id
+    assert [chunk.id for chunk in store.chunks.pending(job.id, or_dispatched=True)] == [second.id]
 
 
 def test_pending_chunks_come_oldest_first_within_the_limit(store: Store) -> None:

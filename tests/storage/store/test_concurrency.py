@@ -14,7 +14,7 @@ import pytest
 from storage.errors import LeaseLost, StoreUnavailable
 from storage.records import ChunkState, JobState
 from storage.store.store import Store
-from tests.support.records import LEASE, add_job, answer, claim, pairs
+from tests.support.records import LEASE, add_job, answer, claim, claim_next, pairs
 
 PROCESSES = 3
 
@@ -51,7 +51,7 @@ def test_writers_race_with_the_reaper(store: Store) -> None:
     lost: list[int] = []
 
     def work(worker: str) -> None:
-        while (chunk := store.chunks.claim_next(worker, 0.0, job.id)) is not None:
+        while (chunk := claim_next(store, worker, 0.0, job.id)) is not None:
             try:
                 for pair in sorted(set(pairs(chunk)) - store.results.recorded(chunk)):
                     store.results.write(chunk.lease, [answer(*pair)])
@@ -76,7 +76,7 @@ def test_cancel_races_with_claims_and_releases(store: Store) -> None:
         job = add_job(store, f"job-{round_}", num_rows=8, chunk_rows=1)
 
         def work(job_id: str = job.id) -> None:
-            while (chunk := store.chunks.claim_next("worker", LEASE, job_id)) is not None:
+            while (chunk := claim_next(store, "worker", LEASE, job_id)) is not None:
                 store.chunks.release(chunk.lease)
                 if store.jobs.get(job_id).state is not JobState.IN_PROGRESS:
                     return
@@ -142,7 +142,7 @@ def test_a_busy_file_is_waited_for(tmp_path: Path) -> None:
 def _work_all(url: str, job_id: str, worker: str) -> list[int]:
     claimed = []
     with Store.open(url) as store:
-        while (chunk := store.chunks.claim_next(worker, LEASE, job_id)) is not None:
+        while (chunk := claim_next(store, worker, LEASE, job_id)) is not None:
             claimed.append(chunk.id)
             todo = pairs(chunk)
             for start in range(0, len(todo), 4):

@@ -10,7 +10,7 @@ from storage.records import Chunk, ChunkState, InputFile, JobProgress, JobState
 from storage.spec import InputSpec
 from storage.sql.tables import jobs
 from storage.store.store import Store
-from tests.support.records import add_job, make_job, plan, work
+from tests.support.records import add_job, claim_next, make_job, plan, work
 
 
 def test_a_job_comes_back_as_it_was_made(store: Store) -> None:
@@ -29,7 +29,7 @@ def test_a_job_comes_back_as_it_was_made(store: Store) -> None:
 
 def test_times_are_aware_and_utc(store: Store) -> None:
     job = add_job(store, created_at=datetime.now(UTC) - timedelta(hours=1))
-    store.chunks.claim_next("w", 60.0)
+    claim_next(store, "w", 60.0)
     started = store.jobs.get(job.id).started_at
     assert started is not None
     assert started.utcoffset() == timedelta(0)

@@ -5,7 +5,7 @@ import pytest
 from storage.errors import JobStopped, UnknownJob
 from storage.records import Chunk, ChunkState, Job, JobState, RowStatus
 from storage.store.store import Store
-from tests.support.records import LEASE, add_job, answer, claim, failure, pairs, work
+from tests.support.records import LEASE, add_job, answer, claim, claim_next, failure, pairs, work
 
 
 def record(store: Store, chunk: Chunk, *, bad_rows: tuple[int, ...] = ()) -> None:
@@ -24,7 +24,7 @@ def test_cancel_with_nothing_running_is_immediate(store: Store) -> None:
     assert states(store, job) == [ChunkState.CANCELLED] * 2
     assert store.jobs.get(job.id).finished_at is not None
     assert store.chunks.pending() == []
-    assert store.chunks.claim_next("worker", LEASE) is None
+    assert claim_next(store, "worker", LEASE) is None
 
 
 def test_cancel_lets_running_chunks_record_what_is_finished(store: Store) -> None:

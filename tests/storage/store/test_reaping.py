@@ -10,7 +10,7 @@ from storage.errors import LeaseLost
 from storage.records import Chunk, ChunkState, Job, JobState, RowInHand, RowStatus
 from storage.store.reaping import under_suspicion
 from storage.store.store import Store
-from tests.support.records import LEASE, add_job, answer, claim, pairs, work
+from tests.support.records import LEASE, add_job, answer, claim, claim_next, pairs, work
 
 
 def future() -> datetime:
@@ -81,7 +81,7 @@ class Mortal:
         self.deaths = 0
 
     def work(self) -> None:
-        while (chunk := self.store.chunks.claim_next("worker", LEASE, self.job.id)) is not None:
+        while (chunk := claim_next(self.store, "worker", LEASE, self.job.id)) is not None:
             done = self.store.results.recorded(chunk)
             todo = [row for row, sample in pairs(chunk) if (row, sample) not in done]
             if self.lives_through(chunk, todo):
@@ -166,7 +166,7 @@ def test_workers_that_die_before_they_have_a_row_in_their_hands_end_the_job(stor
     """Too little memory for the model, say: no row is to blame, and no number of deaths would bring the job on."""
     job = add_job(store, num_rows=8, chunk_rows=4, spec={"max_attempts": 3})
     deaths = 0
-    while store.chunks.claim_next("worker", LEASE, job.id) is not None:
+    while claim_next(store, "worker", LEASE, job.id) is not None:
         deaths += 1
         reaped = store.reaper.reap(future())
     assert (reaped.failed, deaths) == ([job.id], 5)
@@ -221,7 +221,7 @@ def test_expired_chunks_of_a_stopped_job_are_cancelled(store: Store) -> None:
 def test_random_crashes_lose_no_row_and_double_none(store: Store, seed: int) -> None:
     rng = random.Random(seed)
     job = add_job(store, num_rows=23, chunk_rows=7, num_samples=2, spec={"max_attempts": 2})
-    while (chunk := store.chunks.claim_next("worker", LEASE, job.id)) is not None:
+    while (chunk := claim_next(store, "worker", LEASE, job.id)) is not None:
         todo = sorted(set(pairs(chunk, 2)) - store.results.recorded(chunk))
         if todo and rng.random() < 0.3:
             if under_suspicion(chunk.attempts, 2):

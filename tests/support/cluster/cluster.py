@@ -29,6 +29,7 @@ from storage.records import ChunkState, Job
 from storage.spec import JobSpec
 from storage.store.store import Store
 from tests.support.cluster.light_engine import engine_for
+from tests.support.records import claim_next
 from workers.chunks.chunk import process_chunk
 from workers.hosting.shared import EngineHosts
 
@@ -172,7 +173,7 @@ class Cluster:
         """The export of the same job when one process runs it without a broker and without trouble."""
         calm = submit(self.store, replace(job.spec, name="calm"), inspect(job.spec.input)).job
         hosts = EngineHosts(engine_for)
-        while (chunk := self.store.chunks.claim_next("calm", 60.0, calm.id)) is not None:
+        while (chunk := claim_next(self.store, "calm", 60.0, calm.id)) is not None:
             process_chunk(self.store, hosts, calm, chunk, worker_id="calm", stop=threading.Event())
         hosts.close()
         self.store.jobs.finalize_if_done(calm.id)

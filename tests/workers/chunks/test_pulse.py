@@ -13,7 +13,7 @@ from storage.sql.tables import engine_samples, models
 from storage.store.query import run_sql
 from storage.store.store import Store
 from tests.support.fake_engine import Script
-from tests.support.jobs import make_job
+from tests.support.jobs import make_job, process_next
 from workers.chunks.pulse import Pulse, record_what_runs
 from workers.chunks.worker import Worker
 from workers.engine.api.config import EngineConfig, SpeculationConfig
@@ -87,7 +87,7 @@ def scripted(store: Store, folder: Path, name: str, target: str = "scripted:eos_
 def test_a_short_job_has_readings_of_all_its_tokens(store: Store, tmp_path: Path) -> None:
     job = scripted(store, tmp_path, "short")
     with Worker(store) as worker:
-        while worker.process_next(job) is not None:
+        while process_next(worker, job) is not None:
             pass
     progress = store.jobs.progress(job.id)
     assert progress.counts.num_ok == 12
@@ -103,7 +103,7 @@ def test_jobs_in_turns_on_one_worker_have_their_own_tokens_each(store: Store, tm
     other = scripted(store, tmp_path, "other", "scripted:eos_every=5")
     with Worker(store) as worker:
         for job in (first, second, other) * 3:
-            assert worker.process_next(job) is not None
+            assert process_next(worker, job) is not None
     for job in (first, second, other):
         assert read_tokens(store, job) == store.jobs.progress(job.id).counts.num_output_tokens > 0
 
@@ -112,7 +112,7 @@ def test_what_an_engine_did_before_it_broke_is_read(store: Store, tmp_path: Path
     job = scripted(store, tmp_path, "broken", "scripted:eos_every=8,fail_on=broken 11")
     with Worker(store) as worker:
         for _ in range(3):
-            assert worker.process_next(job) is not None
+            assert process_next(worker, job) is not None
     progress = store.jobs.progress(job.id)
     assert progress.counts.num_ok >= 8
     assert read_tokens(store, job) >= progress.counts.num_output_tokens > 0

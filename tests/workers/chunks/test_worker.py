@@ -16,7 +16,8 @@ from storage.records import ChunkMessage, ChunkState, Job, JobState
 from storage.sql.tables import jobs
 from storage.store.store import Store
 from tests.support.fake_engine import Script
-from tests.support.jobs import make_job, results, texts
+from tests.support.jobs import make_job, process_next, results, texts
+from tests.support.records import claim_next
 from workers.chunks.chunk import ChunkStatus
 from workers.chunks.worker import Draining, Worker
 from workers.hosting.interface import without_remote_code
@@ -67,15 +68,6 @@ def test_a_stale_message_and_one_of_a_job_that_is_gone_do_nothing(worker: Worker
     assert results(store, job) == {}
 
 
-def test_the_next_chunk_of_a_job_can_be_asked_for_without_a_message(
-    worker: Worker, store: Store, tmp_path: Path
-) -> None:
-    job = make_job(store, tmp_path, {"prompt": ["one", "two"]}, chunk_rows=1)
-    outcomes = [worker.process_next(job) for _ in range(3)]
-    assert [outcome and outcome.status for outcome in outcomes] == [ChunkStatus.DONE, ChunkStatus.DONE, None]
-    assert texts(store, job) == {0: "ONE", 1: "TWO"}
-
-
 def test_a_worker_that_stops_takes_nothing(worker: Worker, store: Store, tmp_path: Path) -> None:
     job = make_job(store, tmp_path, {"prompt": ["one"]})
     worker.stop.set()
@@ -86,7 +78,7 @@ def test_a_worker_that_stops_takes_nothing(worker: Worker, store: Store, tmp_pat
 
 def lose_a_worker(store: Store, job: Job) -> None:
     """A worker dies over the job's first chunk; with max_attempts 1 that brings it under suspicion."""
-    chunk = store.chunks.claim_next("killed", 60.0, job.id)
+    chunk = claim_next(store, "killed", 60.0, job.id)
     assert chunk is not None
     store.chunks.heartbeat(chunk.lease, 0.0)
     store.reaper.reap(job_id=job.id)
@@ -98,9 +90,9 @@ def test_a_chunk_under_suspicion_runs_alone_and_waits_without_a_lease(
     busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=1.0)
     suspect = make_job(store, tmp_path, {"prompt": ["one"]}, name="suspect", max_attempts=1)
     lose_a_worker(store, suspect)
-    beside = pool.submit(worker.process_next, busy)
+    beside = pool.submit(process_next, worker, busy)
     wait_until(lambda: len(script.requests) == 1)
-    waiting = pool.submit(worker.process_next, suspect)
+    waiting = pool.submit(process_next, worker, suspect)
     wait_until(lambda: store.chunks.of_job(suspect.id)[0].epoch == 4)
     assert store.chunks.of_job(suspect.id)[0].state is ChunkState.PENDING
     assert not waiting.done()
@@ -117,11 +109,11 @@ def test_a_suspect_that_somebody_else_took_meanwhile_is_left_to_them(
     busy = make_job(store, tmp_path, {"prompt": ["HOLD"]}, name="busy", lease_seconds=1.0)
     suspect = make_job(store, tmp_path, {"prompt": ["one"]}, name="suspect", max_attempts=1)
     lose_a_worker(store, suspect)
-    beside = pool.submit(worker.process_next, busy)
+    beside = pool.submit(process_next, worker, busy)
     wait_until(lambda: len(script.requests) == 1)
-    waiting = pool.submit(worker.process_next, suspect)
+    waiting = pool.submit(process_next, worker, suspect)
     wait_until(lambda: store.chunks.of_job(suspect.id)[0].epoch == 4)
-    assert store.chunks.claim_next("another", 30.0, suspect.id) is not None
+    assert claim_next(store, "another", 30.0, suspect.id) is not None
     store.jobs.cancel(busy.id)
     outcome = waiting.result()
     assert outcome is not None
@@ -149,17 +141,20 @@ def test_a_job_whose_engine_cannot_be_loaded_ends_unless_others_work_on_it(
     monkeypatch.setattr("workers.chunks.worker.LOAD_PAUSE", 0.0)
     script.load_error = RuntimeError("out of\nmemory")
     job = make_job(store, tmp_path, {"prompt": ["one", "two"]}, chunk_rows=1)
-    other = store.chunks.claim_next("another", 60.0, job.id)
+    other = claim_next(store, "another", 60.0, job.id)
     assert other is not None
     for _ in range(4):
         outcome = worker.process(message(store, job, 1))
         assert outcome is not None
         assert outcome.status is ChunkStatus.NOT_LOADED
+        worker.after_failed_load(job.id, outcome.error)
     chunk = store.chunks.of_job(job.id)[1]
     assert (chunk.state, chunk.attempts) == (ChunkState.PENDING, 0)
     assert store.jobs.get(job.id).state is JobState.IN_PROGRESS
     store.chunks.release(other.lease)
-    worker.process(message(store, job))
+    outcome = worker.process(message(store, job))
+    assert outcome is not None
+    worker.after_failed_load(job.id, outcome.error)
     failed = store.jobs.get(job.id)
     assert (failed.state, failed.error_code) == (JobState.FAILED, "load_failed")
     assert "RuntimeError: out of memory, 5 times in a row" in str(failed.error_message)
