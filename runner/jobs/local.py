@@ -169,6 +169,8 @@ class LocalRun:
         return phases.current() or ("loading the model" if self._ready_at is None else "")
 
     def _running_elsewhere(self) -> bool:
+        if not self._scheduler.looked:
+            return False
         running = self._store.chunks.of_job(self._job.id, (ChunkState.RUNNING,))
         return any(chunk.worker_id != self._worker.id for chunk in running)
 

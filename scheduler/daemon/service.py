@@ -74,6 +74,8 @@ class Scheduler:
         self._poll_seconds = poll_seconds
         self._lost_seconds = lost_seconds
         self._finishing, self._reaping = _Troubles(), _Troubles()
+        self.looked = False
+        """Whether `run` has seen to its job once: what dead workers held of it is taken back."""
         self._awake: Event | None = None
         self._token: EventLoopToken | None = None
 
@@ -109,6 +111,7 @@ class Scheduler:
             job = finish_if_done(self._store, job)
         if not job.state.terminal:
             dispatcher.step()
+        self.looked = True
         return job
 
     async def serve(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
