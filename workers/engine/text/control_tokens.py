@@ -48,6 +48,9 @@ class ChatText(str):
         self.spelled = tuple(spelled)
         return self
 
+    def __getnewargs__(self) -> tuple[str, tuple[Span, ...]]:  # type: ignore[override]
+        return str(self), self.spelled
+
 
 class ControlTokens:
     """The tokens of a vocabulary that are commands in a chat: name -> id."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -216,3 +218,9 @@ def test_the_demo_models_chats_are_those_of_transformers(demo_model: Source) -> 
         (ids,) = tokenizer.encode_batch([text], special_tokens=False)
         assert inner.decode(ids) == text
         assert [token for token in ids if token in inner.all_special_ids] == [1, 2, 1, 2, 1]
+
+
+def test_a_chat_is_copied_with_what_it_spells() -> None:
+    chat = ChatText("ab", [(0, 1)])
+    for copied in (copy.copy(chat), copy.deepcopy(chat), pickle.loads(pickle.dumps(chat))):
+        assert (copied, copied.spelled) == ("ab", ((0, 1),))
