@@ -11,6 +11,7 @@ and a product only has numbers of rows that were seen to agree.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,10 +21,11 @@ from torch.nn.functional import linear
 
 LAYOUTS = (16, 1, 64)
 """oneDNN chooses the layout for a row count; 16 was best or near it from 1 to 512 rows."""
-BLOCK = 128
-"""Rows of one product where only few rows agree."""
-LARGE = (129, 161, 200, 257, 320, 385, 512, 601, 1024)
-VOCABULARY = (2, 3, 5, 8, 16, 17, 31, 32, 33, 48, 64, 65, 97, BLOCK)
+SMALL, FEW, MANY = 4_000_000, 128, 512
+"""Up to MANY numbers of rows are tried by a weight of at most SMALL numbers, else up to FEW: trying must stay short."""
+VOCABULARY = 16_384
+"""From so many outputs on a weight is one of a vocabulary, and a sample has to do: one product takes milliseconds."""
+SAMPLE = (2, 3, 5, 8, 16, 17, 31, 32, 33, 48, 64, 65, 97, 128, 129, 160, 161, 192, 200, 256, 257, 384, MANY)
 ANY = sys.maxsize
 
 
@@ -39,44 +41,41 @@ class RowCounts:
 def row_counts(n: int, k: int, dtype: torch.dtype, threads: int) -> RowCounts:
     """Numbers of rows at which the product by a weight [n, k] gives a row the same bits.
 
-    On AMX single counts stand out (33 rows, by a weight [576, 1536] in layout 16), so they are tried one by one, on a
-    weight that is made up. `threads` is part of the question, since oneDNN may share out a sum over them. Where nothing
-    agrees any number is taken: the self-test at load (`loading.invariance`) then says so.
+    On AMX single numbers stand out (160 and 200 rows, but not 161, by a weight [576, 1536] in layout 1), so they are
+    tried one by one, on a weight that is made up; the layout that agrees up to the most rows is taken. `threads` is
+    part of the question, since oneDNN may share out a sum over them. Where not even 2 and 3 rows agree any number is
+    taken: the self-test at load (`loading.invariance`) then says so.
     """
     if dtype is not torch.bfloat16 or not torch.cpu._is_amx_tile_supported():
         return RowCounts(LAYOUTS[0], ANY)
-    trial = cache(lambda layout: _Trial(n, k, dtype, layout))
-    # A vocabulary's product takes a hundred times as long as a layer's: a sample has to do.
-    few, large = (range(2, BLOCK + 1), LARGE) if n < 16_384 else (VOCABULARY, LARGE[:3])
-    for most, counts in ((ANY, (*few, *large)), (BLOCK, few), (32, [count for count in few if count <= 32])):
-        for layout in LAYOUTS:
-            if all(map(trial(layout).agrees, counts)):
-                return RowCounts(layout, most)
-    return RowCounts(LAYOUTS[0], ANY)
+    counts = SAMPLE if n >= VOCABULARY else range(2, 1 + (MANY if n * k <= SMALL else FEW))
+    most, layout = max(
+        ((_most_agreeing(n, k, dtype, layout, counts), layout) for layout in LAYOUTS), key=lambda found: found[0]
+    )
+    return RowCounts(layout, most) if most > 2 else RowCounts(LAYOUTS[0], ANY)
 
 
-class _Trial:
-    """Products of one made-up weight by different numbers of rows."""
+def _most_agreeing(n: int, k: int, dtype: torch.dtype, layout: int, counts: Sequence[int]) -> int:
+    """The last of the rising `counts` up to which rows have the same bits as in pairs, in this layout."""
+    generator = torch.Generator().manual_seed(n)
+    weight = torch.randn(min(n, 509), k, generator=generator).to(dtype)  # repeated: making noise is slow
+    weight = _reordered(weight.repeat(-(-n // len(weight)), 1)[:n], layout)
+    x = torch.randn(counts[-1], k, generator=generator).to(dtype)
+    known = _product(x[:2], weight, None)
+    agreeing = 2
+    for count in counts:
+        while len(known) < count:
+            step = 2 if len(known) < 16 else 16  # by then 16 rows were compared with pairs
+            known = torch.cat([known, _product(x[len(known) :][:step], weight, None)])
+        if not torch.equal(_bits(_product(x[:count], weight, None)), _bits(known[:count])):
+            break
+        agreeing = count
+    return agreeing
 
-    def __init__(self, n: int, k: int, dtype: torch.dtype, layout: int) -> None:
-        self.layout = layout
-        generator = torch.Generator().manual_seed(n)
-        weight = torch.randn(min(n, 509), k, generator=generator).to(dtype)  # repeated: making noise is slow
-        self._weight = _reordered(weight.repeat(-(-n // len(weight)), 1)[:n], layout)
-        self._x = torch.randn(max(LARGE), k, generator=generator).to(dtype)
-        self._known: dict[int, bool] = {}
-        self._rows = torch.cat([_product(self._x[i : i + 2], self._weight, None) for i in range(0, 16, 2)])
 
-    def agrees(self, count: int) -> bool:
-        """Whether rows have the same bits among `count` as in pairs."""
-        if count not in self._known:
-            result = _product(self._x[:count], self._weight, None)
-            while len(self._rows) < count:  # in pairs it would take long: 16, then BLOCK rows, which were compared
-                size = 16 if len(self._rows) < BLOCK else BLOCK
-                following = self._x[len(self._rows) :][:size]
-                self._rows = torch.cat([self._rows, _product(following, self._weight, None)])
-            self._known[count] = torch.equal(result, self._rows[:count])
-        return self._known[count]
+def _bits(rows: torch.Tensor) -> torch.Tensor:
+    """Four numbers at a time where they come in fours: quicker to compare."""
+    return rows.view(torch.int64 if rows.shape[-1] % 4 == 0 else torch.int16)
 
 
 def _reordered(weight: torch.Tensor, layout: int) -> torch.Tensor:
