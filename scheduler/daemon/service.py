@@ -74,6 +74,7 @@ class Scheduler:
         self._poll_seconds = poll_seconds
         self._lost_seconds = lost_seconds
         self._finishing, self._reaping = _Troubles(), _Troubles()
+        self._reap_at = 0.0
         self.looked = False
         """Whether `run` has seen to its job once: what dead workers held of it is taken back."""
         self._awake: Event | None = None
@@ -104,8 +105,10 @@ class Scheduler:
 
     def _look(self, dispatcher: Dispatcher, job_id: str) -> Job:
         """All that there is to do for one job now; returns it as it stands."""
-        self._store.reaper.expire_dead_workers()
-        reap(self._store, job_id)
+        if monotonic() >= self._reap_at:  # not each time that a chunk has ended: nobody dies so often
+            self._store.reaper.expire_dead_workers()
+            reap(self._store, job_id)
+            self._reap_at = monotonic() + self._poll_seconds
         job = self._store.jobs.get(job_id)
         if not job.state.terminal:
             job = finish_if_done(self._store, job)
