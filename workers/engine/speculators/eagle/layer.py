@@ -14,7 +14,7 @@ from torch.nn.functional import embedding, silu
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from workers.engine.api.errors import UnsupportedModel
-from workers.engine.attention.interface import AttentionBackend, AttentionPlan, write_rows
+from workers.engine.attention.interface import AttentionBackend, write_rows
 from workers.engine.models.executor import LoadedModel
 from workers.engine.models.facts import ModelFacts
 from workers.engine.models.layers.precision import Precision, Unread
@@ -24,6 +24,10 @@ from workers.engine.speculators.eagle.checkpoint import UNUSED, EagleConfig, hea
 from workers.engine.speculators.shared.checkpoint import Tensors
 from workers.engine.state.batch import Batch
 from workers.engine.state.kv_cache import KVCache
+
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Layer, queries [T, H, D], keys and values [T, Hk, D] -> [T, H, D]: what each row attends to is the caller's matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,8 @@ class EagleWeights:
 class EagleModel:
     """`encode` the target's features, `forward` rows of (feature, token), and read `logits` off what comes out.
 
-    What `forward` gives is fed back as the feature of drafted tokens. With weights of `Trainable` and attention that
-    autograd knows (sdpa), gradients flow through all three, and through the cache that `forward` writes.
+    What `forward` gives is fed back as the feature of drafted tokens. `run` is the layer alone, without cache or batch:
+    with weights of `Trainable` gradients flow through it, and training brings an `Attend` of its own.
     """
 
     def __init__(
@@ -112,20 +116,31 @@ class EagleModel:
         padding = len(batch.input_ids) - len(features)
         if padding:
             features = torch.cat([features, features.new_zeros(padding, features.shape[1])])
-        embedded = self._embed(batch.input_ids).to(features.dtype)
         plan = self._attention.prepare(batch, cache)
-        rotation = self._rotary(features, batch.positions[None])
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            write_rows(k, v, layer, batch, cache)
+            return plan.attend(q.contiguous(), layer, q.shape[-1] ** -0.5)
+
+        return self.run(batch.input_ids, batch.positions, features, attend)[: batch.num_rows]
+
+    def run(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, features: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """Tokens [T], their positions [T] and features [T, N] -> [T, N]."""
+        embedded = self._embed(input_ids).to(features.dtype)
+        rotation = self._rotary(features, positions[None])
         hidden = features
         if self.config.version == 1:
             hidden = self._weights.fc(torch.cat([embedded, features], dim=-1))
         for index, layer in enumerate(self._weights.layers):
             residual, normed = self._enter(layer, embedded, hidden)
-            hidden = residual + self._attend(index, layer, normed, batch, cache, plan, rotation)
+            hidden = residual + layer.out(attend(index, *self._heads_of(layer, normed, rotation)).flatten(1))
             gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
             hidden = hidden + layer.down(silu(gate) * up)
         if self.config.norm_output and self._weights.norm:
             hidden = self._weights.norm(hidden)
-        return hidden[: batch.num_rows]
+        return hidden
 
     def _enter(
         self, layer: DraftLayer, embedded: torch.Tensor, hidden: torch.Tensor
@@ -137,16 +152,10 @@ class EagleModel:
         residual = normed if self.config.norm_before_residual else hidden
         return residual, torch.cat([layer.input_norm(embedded), normed], dim=-1)
 
-    def _attend(
-        self,
-        index: int,
-        layer: DraftLayer,
-        normed: torch.Tensor,
-        batch: Batch,
-        cache: KVCache,
-        plan: AttentionPlan,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
+    def _heads_of(
+        self, layer: DraftLayer, normed: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [T, H, D], keys and values [T, Hk, D], rotated."""
         heads, kv_heads, width = self._heads
         qkv = layer.qkv(normed).view(len(normed), heads + 2 * kv_heads, width)
         q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
@@ -154,16 +163,18 @@ class EagleModel:
             q, k = layer.head_norms[0](q), layer.head_norms[1](k)
         cos, sin = rotation
         q, k = apply_rotary_pos_emb(q, k, cos[0], sin[0])
-        write_rows(k, v, index, batch, cache)
-        attended = plan.attend(q.contiguous(), index, width**-0.5)
-        return layer.out(attended.reshape(len(normed), -1))
+        return q, k, v
 
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """[R, N] -> [R, V] in the target's ids, -inf where the draft has no such token."""
+    def draft_logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """[R, N] -> [R, draft_vocab], in the draft's own ids."""
         norm = self._weights.norm
         if norm is not None and not self.config.norm_output:
             outputs = norm(outputs)
-        logits = self._project(outputs)
+        return self._project(outputs)
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """[R, N] -> [R, V] in the target's ids, -inf where the draft has no such token."""
+        logits = self.draft_logits(outputs)
         ids = self._weights.target_ids
         if ids is None:
             return logits

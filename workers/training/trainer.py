@@ -1,0 +1,219 @@
+"""The training loop: AdamW with warm-up and cosine over packs of documents; saved, stopped and resumed at any step.
+
+Nothing but (seed, epoch, pack) decides what a step learns from, so a run that was stopped and resumed ends with the
+weights of one that never was.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workers.training.checkpoints import Progress, load_state, save_state
+from workers.training.documents import Document
+from workers.training.drafter import Drafter, Outcome
+from workers.training.errors import Diverged
+from workers.training.features import FeatureSource
+from workers.training.packing import Pack, packs
+from workers.training.simulation import Simulation, simulate
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    epochs: int = 2
+    pack_tokens: int = 4096
+    """Tokens of one pack, prompts included."""
+    accumulate: int = 1
+    """Packs of one step of the optimiser."""
+    lr: float = 1e-3
+    warmup: float = 0.05
+    """Share of all steps."""
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    """Norm of the gradient at most."""
+    seed: int = 0
+    save_seconds: float = 120.0
+    evaluate_steps: int = 200
+    """Steps between evaluations; one comes at the end in any case."""
+    autocast: bool = True
+    """Products in bfloat16, weights in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What a training shows of itself at a step."""
+
+    progress: Progress
+    num_steps: int
+    """Of the whole training."""
+    loss: float
+    """Mean over the rows of the packs since the last point."""
+    lr: float
+    seconds: float
+    """Since this run of it began."""
+    answer_tokens: int
+    """Learned from in this run of it."""
+    held_out: Simulation | None = None
+
+
+class Trainer:
+    def __init__(
+        self,
+        folder: Path,
+        drafter: Drafter,
+        documents: Seq[Document],
+        features: FeatureSource,
+        options: TrainOptions,
+        identity: Mapping[str, Any],
+        *,
+        held_out: Seq[Document] = (),
+        held_out_features: FeatureSource | None = None,
+        evaluate: Callable[[Progress], float] | None = None,
+    ) -> None:
+        """`identity` names all that decides the weights; `evaluate` says how good the drafter is (tokens per step, by
+        the engine), the best one so far is kept in folder/best."""
+        self._folder = folder
+        self._drafter = drafter
+        self._documents = documents
+        self._features = features
+        self._options = options
+        self._identity = dict(identity)
+        self._held_out, self._held_out_features = held_out, held_out_features
+        self._evaluate = evaluate
+        self._names = list(drafter.tensors)
+        self._optimiser = torch.optim.AdamW(
+            list(drafter.tensors.values()), lr=options.lr, betas=(0.9, 0.95), weight_decay=options.weight_decay
+        )
+        self._lengths = [len(document) for document in documents]
+        self.progress = Progress()
+        self._resume()
+
+    # ------------------------------------------------------------- the loop
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Point]:
+        """Train to the end, or until `stop` says so; saves at intervals and at the end of either kind.
+
+        Raises `Diverged` when the loss is no number; what was saved before is kept.
+        """
+        started = saved = time.monotonic()
+        tokens_before = self.progress.answer_tokens
+        num_steps = self.num_steps
+        for step in self._steps():
+            if stop():
+                break
+            loss, rows = self._learn(step, num_steps)
+            now = time.monotonic()
+            last = self.progress.step == num_steps
+            due = last or self.progress.step % self._options.evaluate_steps == 0
+            held_out = self._check_held_out() if due else None
+            yield Point(
+                self.progress, num_steps, loss / max(1, rows), self._lr(self.progress.step - 1, num_steps),
+                now - started, self.progress.answer_tokens - tokens_before, held_out,
+            )  # fmt: skip
+            if now - saved > self._options.save_seconds:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+
+    @property
+    def num_steps(self) -> int:
+        return sum(
+            -(-len(self._packs(epoch)) // self._options.accumulate) for epoch in range(self._options.epochs)
+        )
+
+    def _packs(self, epoch: int) -> list[Pack]:
+        return packs(self._lengths, self._options.pack_tokens, self._options.seed, epoch)
+
+    def _steps(self) -> Iterator[list[Pack]]:
+        """The packs of each step that is still to be taken."""
+        while self.progress.epoch < self._options.epochs:
+            todo = self._packs(self.progress.epoch)
+            while self.progress.pack < len(todo):
+                yield todo[self.progress.pack :][: self._options.accumulate]
+            self.progress = replace(self.progress, epoch=self.progress.epoch + 1, pack=0)
+
+    def _learn(self, step: Seq[Pack], num_steps: int) -> tuple[float, int]:
+        """One step of the optimiser: the sum of the loss, and its rows."""
+        chosen = [[self._documents[index] for index in pack] for pack in step]
+        answer_tokens = sum(len(document.answer) for documents in chosen for document in documents)
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._lr(self.progress.step, num_steps)
+        self._optimiser.zero_grad(set_to_none=True)
+        total, rows = 0.0, 0
+        for documents, pack in zip(chosen, step, strict=True):
+            outcome = self._outcome(documents, pack)
+            # By the tokens of all packs of the step: a mean of means would weigh short answers more.
+            (outcome.loss / answer_tokens).backward()  # type: ignore[no-untyped-call]
+            total, rows = total + float(outcome.loss.detach()), rows + outcome.rows
+        norm = torch.nn.utils.clip_grad_norm_(self._drafter.tensors.values(), self._options.clip)
+        if not math.isfinite(total) or not bool(torch.isfinite(norm)):
+            raise Diverged(
+                f"the loss is {total} in step {self.progress.step + 1}: lower the learning rate; the state of step"
+                f" {self._saved_step} is kept"
+            )
+        self._optimiser.step()
+        self.progress = replace(
+            self.progress,
+            pack=self.progress.pack + len(step),
+            step=self.progress.step + 1,
+            answer_tokens=self.progress.answer_tokens + answer_tokens,
+        )
+        return total, rows
+
+    def _outcome(self, documents: Seq[Document], pack: Pack) -> Outcome:
+        features = self._features.of(pack)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._options.autocast):
+            return self._drafter.outcome(documents, features)
+
+    def _lr(self, step: int, num_steps: int) -> float:
+        """Warm-up, then a half cosine down to a twentieth."""
+        warmup = max(1, round(self._options.warmup * num_steps))
+        if step < warmup:
+            return self._options.lr * (step + 1) / warmup
+        done = (step - warmup) / max(1, num_steps - warmup)
+        return self._options.lr * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
+
+    # ----------------------------------------------------- held-out documents
+
+    @torch.no_grad()
+    def _check_held_out(self) -> Simulation | None:
+        if not self._held_out or self._held_out_features is None:
+            return None
+        lengths = [len(document) for document in self._held_out]
+        found = Simulation()
+        for pack in packs(lengths, self._options.pack_tokens, 0, 0):
+            documents = [self._held_out[index] for index in pack]
+            with torch.autocast("cpu", torch.bfloat16, enabled=self._options.autocast):
+                outcome = self._drafter.outcome(documents, self._held_out_features.of(pack))
+            found += simulate(documents, outcome)
+        return found
+
+    # ------------------------------------------------------------- checkpoints
+
+    def save(self) -> None:
+        moments = {
+            name: {key: value for key, value in self._optimiser.state[tensor].items()}
+            for name, tensor in self._drafter.tensors.items()
+        }
+        save_state(self._folder, self._identity, self.progress, self._drafter.tensors, moments)
+        self._saved_step = self.progress.step
+
+    def _resume(self) -> None:
+        self._saved_step = 0
+        state = load_state(self._folder, self._identity)
+        if state is None:
+            return
+        self.progress, self._saved_step = state.progress, state.progress.step
+        with torch.no_grad():
+            for name, tensor in self._drafter.tensors.items():
+                tensor.copy_(state.tensors[name])
+        for name, tensor in self._drafter.tensors.items():
+            if state.moments[name]:
+                self._optimiser.state[tensor] = dict(state.moments[name])
