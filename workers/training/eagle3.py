@@ -65,11 +65,8 @@ class Eagle3Drafter:
         self._target_vocab = target.facts.vocab_size
         self._tensors = {name: tensor.detach().float().clone().requires_grad_() for name, tensor in tensors.items()}
         self.config = eagle3_config(target, layer, options, len(vocabulary))
-        offsets = {"d2t": vocabulary - torch.arange(len(vocabulary))}
-        self._model: EagleModel = build_eagle(
-            self.config, Tensors("in training", {**self._tensors, **offsets}, ""), target, load_attention("sdpa"),
-            Trainable(),
-        )  # fmt: skip
+        self._target = target
+        self._attention = load_attention("sdpa")
         self._teacher = output_rows(target, vocabulary)
         known = torch.full((self._target_vocab,), -1)
         known[vocabulary] = torch.arange(len(vocabulary))
@@ -86,9 +83,9 @@ class Eagle3Drafter:
         return self._tensors
 
     def outcome(self, documents: Seq[Document], features: Features) -> Outcome:
-        pack = _Pack(documents)
+        pack, model = _Pack(documents), self._model()
         attention = PackedAttention(pack.lengths)
-        hidden = self._model.encode(features.layers.float())
+        hidden = model.encode(features.layers.float())
         teacher = self._probabilities(features.final, pack)
         loss, right, rows = hidden.new_zeros(()), [], 0
         for step in range(self._options.steps):
@@ -98,14 +95,14 @@ class Eagle3Drafter:
                 break
             if step == 0:
                 everything = torch.arange(pack.num_tokens)
-                hidden = self._model.run(pack.after(everything, 0), pack.positions, hidden, attention.attend)[index]
+                hidden = model.run(pack.after(everything, 0), pack.positions, hidden, attention.attend)[index]
             else:
                 attention.step(places)
                 hidden = hidden[pack.kept(step)]
-                hidden = self._model.run(
+                hidden = model.run(
                     pack.after(index, step), pack.positions[index] + step, hidden, attention.attend
                 )
-            logits = self._model.draft_logits(hidden)
+            logits = model.draft_logits(hidden)
             wanted = self._draft_ids[pack.after(index, step + 1)]
             known = wanted >= 0
             each = self._loss(logits, teacher[pack.answer_place(index) + step])
@@ -113,6 +110,12 @@ class Eagle3Drafter:
             right.append((logits.argmax(-1) == wanted) & known)
             rows = rows or len(index)
         return Outcome(loss, rows, tuple(right))
+
+    def _model(self) -> EagleModel:
+        """The engine's layer over the weights as they are now: it joins some of them, so it is made anew each time."""
+        offsets = {"d2t": self._vocabulary - torch.arange(len(self._vocabulary))}
+        tensors = Tensors("in training", {**self._tensors, **offsets}, "")
+        return build_eagle(self.config, tensors, self._target, self._attention, Trainable())
 
     @torch.no_grad()
     def _probabilities(self, final: torch.Tensor, pack: _Pack) -> torch.Tensor:

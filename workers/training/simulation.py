@@ -41,7 +41,8 @@ class Simulation:
 
 
 def simulate(documents: Seq[Document], outcome: Outcome) -> Simulation:
-    """Replay each answer from its first token on: a step emits what was right, and one token more.
+    """Replay each answer: the pass over its prompt is a step and emits the first token; each further one emits what was
+    drafted right, and one token more.
 
     Rows of `outcome` are those of the documents' answers, in order; at depth j the last j rows of each are missing.
     """
@@ -55,6 +56,7 @@ def simulate(documents: Seq[Document], outcome: Outcome) -> Simulation:
     for document, count in zip(documents, counts, strict=True):
         # Its first row drafts the first token of the answer, which the target draws from the prompt.
         row = 1 if document.num_prompt >= 2 else 0
+        tokens, steps = tokens + 1, steps + 1
         while row < count:
             step = accepted[start + row] + 1
             tokens += min(step, count - row)

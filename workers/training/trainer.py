@@ -22,7 +22,7 @@ from workers.training.drafter import Drafter, Outcome
 from workers.training.errors import Diverged
 from workers.training.features import FeatureSource
 from workers.training.packing import Pack, packs
-from workers.training.simulation import Simulation, simulate
+from workers.training.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,16 @@ class TrainOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """How good the drafter is on held-out prompts."""
+
+    served: float
+    """Tokens per step that the engine made of it."""
+    simulated: Simulation
+    """What a replay of the same answers says of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """What a training shows of itself at a step."""
 
@@ -60,7 +70,7 @@ class Point:
     """Since this run of it began."""
     answer_tokens: int
     """Learned from in this run of it."""
-    held_out: Simulation | None = None
+    evaluated: Evaluated | None = None
 
 
 class Trainer:
@@ -72,22 +82,18 @@ class Trainer:
         features: FeatureSource,
         options: TrainOptions,
         identity: Mapping[str, Any],
-        *,
-        held_out: Seq[Document] = (),
-        held_out_features: FeatureSource | None = None,
-        evaluate: Callable[[Progress], float] | None = None,
+        evaluate: Callable[[], Evaluated] | None = None,
+        keep: Callable[[], None] = lambda: None,
     ) -> None:
-        """`identity` names all that decides the weights; `evaluate` says how good the drafter is (tokens per step, by
-        the engine), the best one so far is kept in folder/best."""
+        """`identity` names all that decides the weights. `evaluate` says how good the drafter is now, and `keep` is
+        called when it was never better (or, without evaluations, at the end)."""
         self._folder = folder
         self._drafter = drafter
         self._documents = documents
         self._features = features
         self._options = options
         self._identity = dict(identity)
-        self._held_out, self._held_out_features = held_out, held_out_features
-        self._evaluate = evaluate
-        self._names = list(drafter.tensors)
+        self._evaluate, self._keep = evaluate, keep
         self._optimiser = torch.optim.AdamW(
             list(drafter.tensors.values()), lr=options.lr, betas=(0.9, 0.95), weight_decay=options.weight_decay
         )
@@ -110,12 +116,9 @@ class Trainer:
                 break
             loss, rows = self._learn(step, num_steps)
             now = time.monotonic()
-            last = self.progress.step == num_steps
-            due = last or self.progress.step % self._options.evaluate_steps == 0
-            held_out = self._check_held_out() if due else None
             yield Point(
                 self.progress, num_steps, loss / max(1, rows), self._lr(self.progress.step - 1, num_steps),
-                now - started, self.progress.answer_tokens - tokens_before, held_out,
+                now - started, self.progress.answer_tokens - tokens_before, self._judge(num_steps),
             )  # fmt: skip
             if now - saved > self._options.save_seconds:
                 self.save()
@@ -155,7 +158,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self._drafter.tensors.values(), self._options.clip)
         if not math.isfinite(total) or not bool(torch.isfinite(norm)):
             raise Diverged(
-                f"the loss is {total} in step {self.progress.step + 1}: lower the learning rate; the state of step"
+                f"the loss is {total} in step {self.progress.step + 1}: lower the learning rate; what was saved in step"
                 f" {self._saved_step} is kept"
             )
         self._optimiser.step()
@@ -180,20 +183,20 @@ class Trainer:
         done = (step - warmup) / max(1, num_steps - warmup)
         return self._options.lr * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
 
-    # ----------------------------------------------------- held-out documents
-
-    @torch.no_grad()
-    def _check_held_out(self) -> Simulation | None:
-        if not self._held_out or self._held_out_features is None:
+    def _judge(self, num_steps: int) -> Evaluated | None:
+        """Evaluate where it is due, and keep the drafter if it was never better."""
+        last = self.progress.step == num_steps
+        if not last and self.progress.step % self._options.evaluate_steps:
             return None
-        lengths = [len(document) for document in self._held_out]
-        found = Simulation()
-        for pack in packs(lengths, self._options.pack_tokens, 0, 0):
-            documents = [self._held_out[index] for index in pack]
-            with torch.autocast("cpu", torch.bfloat16, enabled=self._options.autocast):
-                outcome = self._drafter.outcome(documents, self._held_out_features.of(pack))
-            found += simulate(documents, outcome)
-        return found
+        if self._evaluate is None:
+            if last:
+                self._keep()
+            return None
+        evaluated = self._evaluate()
+        if evaluated.served > self.progress.best:
+            self._keep()
+            self.progress = replace(self.progress, best=evaluated.served)
+        return evaluated
 
     # ------------------------------------------------------------- checkpoints
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from tests.support.drafts.reference import Eagle
-from tests.support.drafts.weights import tiny_model
-from tests.support.training import CONFIG, PROMPTS, answered, drafter_for, new_target, trainer_for
+from tests.support.training import CONFIG, PROMPTS, answered, drafter_for, sure_model, sure_target, trainer_for
 from workers.training.documents import Document
 from workers.training.eagle3 import STEP_DECAY, Eagle3Drafter
 from workers.training.evaluation import Evaluation
 from workers.training.features import ComputedFeatures
-from workers.training.simulation import Simulation, simulate
+from workers.training.simulation import simulate
 from workers.training.vocabulary import frequent_tokens
 
 STEPS = 3
@@ -25,7 +24,7 @@ ABOUT = {"target": "tiny", "architecture": "LlamaForCausalLM", "steps": STEPS}
 
 @pytest.fixture(scope="module")
 def target() -> Any:
-    return new_target()
+    return sure_target()
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def paper_loss(
     drafter: Eagle3Drafter, tensors: dict[str, torch.Tensor], documents: Seq[Document], features: Any, vocabulary: Any
 ) -> torch.Tensor:
     """One context and one drafted token at a time: whole sequences, no pack, no mask."""
-    model = tiny_model()
+    model = sure_model()
     embed, head = model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach()
     flags = {name: getattr(drafter.config, name) for name in ("norm_before_residual", "fc_norm", "norm_output")}
     eagle = Eagle(tensors, embed, 3, **flags)
@@ -63,7 +62,7 @@ def paper_loss(
 @pytest.mark.parametrize("draft_vocab", [320, 60])
 def test_loss_and_gradients_equal_the_papers(draft_vocab: int, target: Any, documents: list[Document]) -> None:
     some = documents[2:5]
-    drafter = drafter_for(target, documents, draft_vocab=draft_vocab, steps=STEPS)
+    drafter = drafter_for(target, documents, draft_vocab=draft_vocab, steps=STEPS, noise=0.1)  # every part shows
     features = ComputedFeatures(target, some, drafter.feature_layers).of(range(len(some)))
     outcome = drafter.outcome(some, features)
     outcome.loss.backward()
@@ -78,16 +77,17 @@ def test_loss_and_gradients_equal_the_papers(draft_vocab: int, target: Any, docu
         torch.testing.assert_close(tensor.grad, reference[name].grad, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_served_equals_simulated(tmp_path: Path, target: Any, documents: list[Document]) -> None:
+@pytest.mark.parametrize("draft_vocab", [320, 120])
+def test_served_equals_simulated(draft_vocab: int, tmp_path: Path, target: Any, documents: list[Document]) -> None:
     """The rows, masks, vocabulary and files of training are those that serve: token for token, in float32."""
-    trainer = trainer_for(tmp_path / "run", target, documents, epochs=30)
+    drafter = drafter_for(target, documents, draft_vocab=draft_vocab, steps=STEPS)
+    trainer = trainer_for(tmp_path / "run", target, documents, drafter, epochs=40, lr=3e-2)
     for _ in trainer.run():
         pass
-    drafter = trainer._drafter
     drafter.save(tmp_path / "drafter", ABOUT, dtype=torch.float32)
     served = Evaluation(CONFIG, target, PROMPTS, max_tokens=24, depth=STEPS).run("eagle", tmp_path / "drafter")
     assert [document.tokens for document in served.documents] == [document.tokens for document in documents]
     features = ComputedFeatures(target, documents, drafter.feature_layers).of(range(len(documents)))
-    simulated: Simulation = simulate(documents, drafter.outcome(documents, features))
-    assert served.counts.mean_acceptance_length > 1.5
-    assert simulated.tokens_per_step == pytest.approx(served.counts.mean_acceptance_length, abs=0.02)
+    simulated = simulate(documents, drafter.outcome(documents, features))
+    assert served.counts.mean_acceptance_length > 2
+    assert (simulated.tokens, simulated.steps) == (served.counts.output_tokens, served.counts.steps)
