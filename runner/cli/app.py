@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from runner.cli import drafts, jobs, run, services, store
+from runner.cli import drafts, jobs, run, services, store, training
 from runner.cli.flags import SpecCommand
 from runner.errors import ExitCode, exit_code
 from runner.output.console import error_console, visible
@@ -79,6 +79,8 @@ app.command("export")(jobs.export)
 app.command("sql")(store.sql)
 app.command("calibrate", cls=SpecCommand)(drafts.calibrate)
 app.command("check-draft", cls=SpecCommand)(drafts.check_draft)
+app.command("distill", cls=SpecCommand)(training.distill)
+app.add_typer(training.train, name="train")
 app.command("worker")(services.worker)
 app.command("scheduler")(services.scheduler)
 app.command("doctor")(services.doctor)

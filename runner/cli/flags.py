@@ -144,6 +144,12 @@ _INPUTS = inspect.Parameter(
         ),
     ],
 )
+_MAYBE_INPUTS = inspect.Parameter(
+    "inputs",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    default=None,
+    annotation=Annotated[list[str] | None, typer.Argument(metavar="[INPUT...]", help="As of `run`.")],
+)
 _JOB_FILE = inspect.Parameter(
     "inputs",
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -178,10 +184,12 @@ class Given:
         return build_spec(self.inputs, self.flags, self.settings)
 
 
-def takes(*names: str, job_file: bool = False, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(
+    *names: str, job_file: bool = False, inputs_optional: bool = False, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the inputs (or one job file), the flags of these names, and `--set`; it is called with a `Given`.
 
-    `defaults` are the command's own, by parameter, where they are not those of the spec.
+    `inputs_optional`: the command can do without. `defaults` are the command's own, by parameter, where they are not those of the spec.
     """
     flags = [FLAGS[name] for name in names]
 
@@ -189,14 +197,14 @@ def takes(*names: str, job_file: bool = False, **defaults: Any) -> Callable[[Cal
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
         # A default of the spec is None here: what the user did not say must not override a job file.
         shared = [flag.as_parameter(defaults.get(flag.parameter)) for flag in flags]
-        parameters = [_JOB_FILE if job_file else _INPUTS, *shared, _SETTINGS]
+        parameters = [_JOB_FILE if job_file else _MAYBE_INPUTS if inputs_optional else _INPUTS, *shared, _SETTINGS]
 
         @wraps(command)
-        def run(inputs: list[str] | str, settings: list[str] | None = None, **values: Any) -> None:
+        def run(inputs: list[str] | str | None, settings: list[str] | None = None, **values: Any) -> None:
             nested: dict[str, Any] = {}
             for flag in flags:
                 _put(nested, flag.key, values.pop(flag.parameter))
-            paths = [inputs] if isinstance(inputs, str) else inputs
+            paths = [inputs] if isinstance(inputs, str) else inputs or []
             command(Given(paths, nested, settings or ()), **values)
 
         run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -24,9 +24,16 @@ from storage.store.store import SERVICE_PATIENCE, Store
 
 
 def run_command(
-    spec: JobSpec, store_value: str, output: Output, *, new: bool, out: str | None, force: bool, verbose: bool
+    spec: JobSpec,
+    store_value: str,
+    output: Output | None,
+    *,
+    new: bool,
+    out: str | None = None,
+    force: bool = False,
+    verbose: bool,
 ) -> ExitCode:
-    """Run a job to its end in this process, and show what became of it. Returns the exit code."""
+    """Run a job to its end in this process, and show on `output` what became of it. Returns the exit code."""
     if out is not None:
         _require_output(export_path(out, str(spec.name)), spec)
     with open_store(store_value, patience=SERVICE_PATIENCE) as store:
@@ -40,7 +47,8 @@ def run_command(
         with logging_to_stderr(verbose=verbose), make_display() as display:
             outcome = LocalRun(store, submission.job, threading.Event()).run(display)
         summary = summary_of(store, outcome.job)
-        show_run(output, summary, store.results.error_groups(outcome.job.id), outcome.tokens_per_second)
+        if output is not None:
+            show_run(output, summary, store.results.error_groups(outcome.job.id), outcome.tokens_per_second)
         if summary.draft_warning is not None and outcome.tokens_per_second is not None:
             note(f"warning: {summary.draft_warning}")
         if out is not None:

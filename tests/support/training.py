@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from transformers import LlamaForCausalLM
 
 from tests.support.drafts.weights import tiny_model

@@ -44,11 +44,11 @@ class PackedAttention:
             rows = self._rows
         counts = [len(places) for places in rows]
         # Split, not sliced: the gradient of a slice is as large as what it was cut from.
-        own = [(x.split(counts, 1), y.split(counts, 1)) for x, y in self._drafted]
-        keys, values = (x.split(self._lengths, 1) for x in self._first)
+        own = [(torch.split(x, counts, 1), torch.split(y, counts, 1)) for x, y in self._drafted]
+        keys, values = (torch.split(x, self._lengths, 1) for x in self._first)
         parts = [
             _attend(part, places, keys[index], values[index], [(x[index], y[index]) for x, y in own])
-            for index, (part, places) in enumerate(zip(q.split(counts, 1), rows, strict=True))
+            for index, (part, places) in enumerate(zip(torch.split(q, counts, 1), rows, strict=True))
         ]
         return torch.cat(parts, dim=1).transpose(0, 1)
 
@@ -73,8 +73,8 @@ def _attend(
     scores = (q @ keys.transpose(1, 2)).masked_fill(behind, -torch.inf)
     extra = [(q * k).sum(-1, keepdim=True) for k, _ in own]
     weights = torch.cat([scores, *extra], dim=-1).float().softmax(-1).to(q.dtype)
-    shares = weights.split([keys.shape[1], *[1] * len(own)], dim=-1)
-    attended = shares[0] @ values
+    shares = torch.split(weights, [keys.shape[1], *[1] * len(own)], dim=-1)
+    attended: torch.Tensor = shares[0] @ values
     for share, (_, v) in zip(shares[1:], own, strict=True):
         attended = attended + share * v
     return attended

@@ -99,9 +99,7 @@ class Eagle3Drafter:
             else:
                 attention.step(places)
                 hidden = hidden[pack.kept(step)]
-                hidden = model.run(
-                    pack.after(index, step), pack.positions[index] + step, hidden, attention.attend
-                )
+                hidden = model.run(pack.after(index, step), pack.positions[index] + step, hidden, attention.attend)
             logits = model.draft_logits(hidden)
             wanted = self._draft_ids[pack.after(index, step + 1)]
             known = wanted >= 0
@@ -119,7 +117,7 @@ class Eagle3Drafter:
 
     @torch.no_grad()
     def _probabilities(self, final: torch.Tensor, pack: _Pack) -> torch.Tensor:
-        """[A, draft_vocab]: of what follows each token of an answer, or its prompt's last; over the draft's vocabulary."""
+        """[A, draft_vocab]: of what follows a prompt's last token, and each of an answer's; over the draft's tokens."""
         return (final[pack.answer_rows] @ self._teacher.T).float().softmax(-1)
 
     def save(self, folder: Path, about: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> None:
@@ -212,7 +210,7 @@ def untrained_eagle3(
         f"{name}.weight": torch.randn(shape, generator=generator) * layer.initializer_range
         for name, shape in shapes.items()
     }
-    norms = ("layers.0.input_layernorm", "layers.0.hidden_norm", "layers.0.post_attention_layernorm", "norm")
-    norms += tuple(f"fc_norm.{index}" for index in range(num_features))
+    norms = ["layers.0.input_layernorm", "layers.0.hidden_norm", "layers.0.post_attention_layernorm", "norm"]
+    norms += [f"fc_norm.{index}" for index in range(num_features)]
     tensors |= {f"{name}.weight": torch.ones(hidden) for name in norms}
     return tensors | {"lm_head.weight": output_rows.float()}

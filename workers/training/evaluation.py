@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.engine.api.config import EngineConfig, SpeculationConfig
-from workers.engine.api.request import Request
+from workers.engine.api.request import Completion, Request
 from workers.engine.api.sampling_params import SamplingParams
 from workers.engine.core import EngineCore
 from workers.engine.measure.acceptance import AcceptanceCounts
@@ -49,7 +50,7 @@ class Evaluation:
             refused = core.add(Request(index, tuple(prompt), params))
             if refused is not None:
                 raise TrainingError(f"held-out prompt {index} cannot run: {refused.error_message}")
-        done = {}
+        done: dict[Hashable, Completion] = {}
         while core.has_work:
             done |= {completion.request_id: completion for completion in core.step()}
         completions = [done[index] for index in range(len(self._prompts))]

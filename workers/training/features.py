@@ -129,9 +129,9 @@ def _store(folder: Path, identity: str, source: ComputedFeatures, documents: Seq
     if parts:
         close()
     # Last, and whole at once: without it the folder counts for nothing.
-    index = {"identity": identity, "hidden_size": hidden_size, "places": places}
+    described = {"identity": identity, "hidden_size": hidden_size, "places": places}
     partial = folder / "index.json.partial"
-    partial.write_text(json.dumps(index))
+    partial.write_text(json.dumps(described))
     partial.replace(folder / "index.json")
 
 

@@ -18,12 +18,12 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         wide = logits.float()
         sums = torch.logsumexp(wide, dim=-1, keepdim=True)
-        loss = sums[:, 0] - torch.linalg.vecdot(wide, target)
+        loss: torch.Tensor = sums[:, 0] - torch.linalg.vecdot(wide, target)
         ctx.save_for_backward((wide - sums).exp_().sub_(target).to(logits.dtype))
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (difference,) = ctx.saved_tensors
         return difference * grad[:, None].to(difference.dtype), None
 

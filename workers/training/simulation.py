@@ -63,9 +63,7 @@ def simulate(documents: Seq[Document], outcome: Outcome) -> Simulation:
             steps += 1
             row += step
         start += count
-    return Simulation(
-        tokens, steps, tuple((before & there).sum(1).tolist()), tuple(alive.sum(1).tolist())
-    )
+    return Simulation(tokens, steps, tuple((before & there).sum(1).tolist()), tuple(alive.sum(1).tolist()))
 
 
 def _aligned(right: Seq[torch.Tensor], counts: Seq[int]) -> torch.Tensor:
@@ -82,5 +80,5 @@ def _aligned(right: Seq[torch.Tensor], counts: Seq[int]) -> torch.Tensor:
 
 def _added(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     size = max(len(a), len(b))
-    pad = lambda counts: counts + (0,) * (size - len(counts))  # noqa: E731
-    return tuple(x + y for x, y in zip(pad(a), pad(b), strict=True))
+    a, b = ((*counts, *[0] * (size - len(counts))) for counts in (a, b))
+    return tuple(x + y for x, y in zip(a, b, strict=True))

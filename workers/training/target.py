@@ -13,7 +13,7 @@ from workers.training.errors import TrainingError
 
 @torch.no_grad()
 def output_rows(target: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
-    """[len(tokens), N], in the target's type: the rows of its output matrix. Raises `TrainingError` if it lends none."""
+    """[len(tokens), N], in the target's type: rows of its output matrix. Raises `TrainingError` if it lends none."""
     lender = target.lender
     if lender is None:
         raise TrainingError(f"{target.name}: {target.facts.executor} cannot lend its output matrix to a drafter")
@@ -24,7 +24,7 @@ def output_rows(target: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def draft_layer(config: Any, *, intermediate_size: int | None = None) -> LlamaConfig:
-    """A decoder layer of the target's own sizes, with its rotary embedding. `config` is the target's, of transformers."""
+    """A decoder layer of the target's sizes, with its rotary embedding. `config` is the target's, of transformers."""
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
     return LlamaConfig(

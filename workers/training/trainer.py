@@ -127,9 +127,7 @@ class Trainer:
 
     @property
     def num_steps(self) -> int:
-        return sum(
-            -(-len(self._packs(epoch)) // self._options.accumulate) for epoch in range(self._options.epochs)
-        )
+        return sum(-(-len(self._packs(epoch)) // self._options.accumulate) for epoch in range(self._options.epochs))
 
     def _packs(self, epoch: int) -> list[Pack]:
         return packs(self._lengths, self._options.pack_tokens, self._options.seed, epoch)
@@ -201,10 +199,7 @@ class Trainer:
     # ------------------------------------------------------------- checkpoints
 
     def save(self) -> None:
-        moments = {
-            name: {key: value for key, value in self._optimiser.state[tensor].items()}
-            for name, tensor in self._drafter.tensors.items()
-        }
+        moments = {name: dict(self._optimiser.state[tensor]) for name, tensor in self._drafter.tensors.items()}
         save_state(self._folder, self._identity, self.progress, self._drafter.tensors, moments)
         self._saved_step = self.progress.step
 

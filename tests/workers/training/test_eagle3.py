@@ -50,9 +50,7 @@ def paper_loss(
                 context = place - depth  # tokens before the first drafted one
                 if context < max(2, document.num_prompt) or document.tokens[place] not in known:
                     continue
-                outputs = eagle.draft(
-                    rows[: context - 1], document.tokens[:context], document.tokens[context:place]
-                )
+                outputs = eagle.draft(rows[: context - 1], document.tokens[:context], document.tokens[context:place])
                 logits = eagle.logits(outputs[-1:], tensors["lm_head.weight"])[0]
                 teacher = (final[place - 1] @ head.T)[vocabulary].softmax(-1)
                 loss = loss - STEP_DECAY**depth * (teacher * logits.log_softmax(-1)).sum()
@@ -74,7 +72,9 @@ def test_loss_and_gradients_equal_the_papers(draft_vocab: int, target: Any, docu
     for name, tensor in drafter.tensors.items():
         assert reference[name].grad is not None, name
         assert bool(reference[name].grad.any()), name
-        torch.testing.assert_close(tensor.grad, reference[name].grad, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            tensor.grad, reference[name].grad, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("draft_vocab", [320, 120])

@@ -25,9 +25,8 @@ from workers.engine.speculators.shared.checkpoint import Tensors
 from workers.engine.state.batch import Batch
 from workers.engine.state.kv_cache import KVCache
 
-
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Layer, queries [T, H, D], keys and values [T, Hk, D] -> [T, H, D]: what each row attends to is the caller's matter."""
+"""Layer, queries [T, H, D], keys and values [T, Hk, D] -> [T, H, D]. What a row attends to is the caller's matter."""
 
 
 @dataclass(frozen=True, slots=True)
