@@ -189,7 +189,8 @@ def takes(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the inputs (or one job file), the flags of these names, and `--set`; it is called with a `Given`.
 
-    `inputs_optional`: the command can do without. `defaults` are the command's own, by parameter, where they are not those of the spec.
+    `inputs_optional`: the command can do without. `defaults` are the command's own, by parameter, where they are not
+    those of the spec.
     """
     flags = [FLAGS[name] for name in names]
 

@@ -1,9 +1,9 @@
-"""Folders that trained EAGLE layers are written to: the published layouts of `speculators` and of SafeAILab."""
+"""The folder that a trained EAGLE layer is written to: the published layout of the `speculators` library."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,6 @@ from safetensors.torch import save_file
 
 from workers.engine.speculators.eagle.checkpoint import VARIANTS, EagleConfig
 
-SPECULATORS, SAFEAILAB = "speculators", "safeailab"
-LAYOUTS = (SPECULATORS, SAFEAILAB)
 SPECULATORS_VERSION = "0.9.0"
 """Of the library whose files these are."""
 WEIGHTS = "model.safetensors"
@@ -26,7 +24,6 @@ def write_eagle3(
     vocabulary: torch.Tensor,
     about: Mapping[str, Any],
     *,
-    layout: str = SPECULATORS,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Config and weights. `tensors` have the names of `speculators`; `vocabulary` [draft_vocab]: the target's ids.
@@ -38,24 +35,18 @@ def write_eagle3(
     known = torch.zeros(config.target_vocab, dtype=torch.bool)
     known[vocabulary] = True
     stored |= {"d2t": vocabulary - torch.arange(len(vocabulary)), "t2d": known}
-    if layout == SAFEAILAB:
-        stored = {_renamed(name): tensor for name, tensor in stored.items()}
-    described = _speculators(config, about) if layout == SPECULATORS else _safeailab(config)
+    described = _described(config, about)
     _replace(folder / "config.json", lambda file: file.write_text(json.dumps(described, indent=2) + "\n"))
     _replace(folder / WEIGHTS, lambda file: save_file(stored, file))
 
 
-def _renamed(name: str) -> str:
-    return name.replace("layers.0.", "midlayer.", 1)
-
-
-def _replace(file: Path, write: Any) -> None:
+def _replace(file: Path, write: Callable[[Path], Any]) -> None:
     partial = file.with_name(file.name + ".partial")
     write(partial)
     partial.replace(file)
 
 
-def _speculators(config: EagleConfig, about: Mapping[str, Any]) -> dict[str, Any]:
+def _described(config: EagleConfig, about: Mapping[str, Any]) -> dict[str, Any]:
     layer = {"model_type": "llama", **config.layer.to_diff_dict(), **_sizes(config)}
     return {
         "architectures": ["Eagle3DraftModel"],
@@ -81,20 +72,6 @@ def _speculators(config: EagleConfig, about: Mapping[str, Any]) -> dict[str, Any
             ],
             "verifier": {"name_or_path": about["target"], "architectures": [about["architecture"]]},
         },
-    }
-
-
-def _safeailab(config: EagleConfig) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "draft_vocab_size": config.draft_vocab,
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(config.feature_layers),
-            "use_aux_hidden_state": True,
-        },
-        **_sizes(config),
     }
 
 

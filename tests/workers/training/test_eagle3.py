@@ -11,10 +11,11 @@ import torch
 
 from tests.support.drafts.reference import Eagle
 from tests.support.training import CONFIG, PROMPTS, answered, drafter_for, sure_model, sure_target, trainer_for
+from workers.training import eagle3
 from workers.training.documents import Document
 from workers.training.eagle3 import STEP_DECAY, Eagle3Drafter
 from workers.training.evaluation import Evaluation
-from workers.training.features import ComputedFeatures
+from workers.training.features import ComputedFeatures, Features
 from workers.training.simulation import simulate
 from workers.training.vocabulary import frequent_tokens
 
@@ -75,6 +76,28 @@ def test_loss_and_gradients_equal_the_papers(draft_vocab: int, target: Any, docu
         torch.testing.assert_close(
             tensor.grad, reference[name].grad, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+@pytest.mark.parametrize("fault", ["shift", "mask", "vocabulary", "features"])
+def test_a_fault_of_one_place_shows(
+    fault: str, target: Any, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison above is not blind: each of these, one place off, moves the loss beyond ten times its tolerance."""
+    some = documents[2:5]
+    drafter = drafter_for(target, documents, draft_vocab=60, steps=STEPS, noise=0.1)
+    features = ComputedFeatures(target, some, drafter.feature_layers).of(range(len(some)))
+    right = float(drafter.outcome(some, features).loss.detach())
+    if fault == "shift":
+        after = eagle3._Pack.after
+        monkeypatch.setattr(eagle3._Pack, "after", lambda pack, index, step: after(pack, index, step + 1))
+    elif fault == "mask":
+        some = [Document(document.tokens, document.num_prompt + 1) for document in some]
+    elif fault == "vocabulary":
+        drafter._draft_ids = drafter._draft_ids.roll(1)
+    else:
+        features = Features(features.layers.roll(1, 0), features.final)
+    wrong = float(drafter.outcome(some, features).loss.detach())
+    assert abs(wrong - right) > 1e-3 * right
 
 
 @pytest.mark.parametrize("draft_vocab", [320, 120])
