@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from workers.training.errors import ChangedRun
+from workers.training.errors import ChangedRun, TrainingError
 
 STATE = "state.pt"
 
@@ -35,7 +35,10 @@ def save_state(
     tensors: Mapping[str, torch.Tensor],
     moments: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> None:
-    """Master weights and moments of the optimiser, by name: by position they would be another's when names change."""
+    """Master weights and moments of the optimiser, by name: by position they would be another's when names change.
+
+    Raises `TrainingError` when the disk is full; the state that was there is kept.
+    """
     state = {
         "identity": dict(identity),
         "progress": asdict(progress),
@@ -43,8 +46,16 @@ def save_state(
         "moments": {name: dict(of) for name, of in moments.items()},
     }
     partial = folder / f"{STATE}.partial"
-    torch.save(state, partial)
-    partial.replace(folder / STATE)
+    try:
+        torch.save(state, partial)
+        partial.replace(folder / STATE)
+    except (OSError, RuntimeError) as error:  # torch tells of a full disk by a RuntimeError
+        partial.unlink(missing_ok=True)
+        reason = str(error).partition("\n")[0]
+        raise TrainingError(
+            f"the state of step {progress.step} cannot be saved in {folder} ({reason}): is there room on the disk?"
+            " What was saved before is kept, and the same command goes on from there"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

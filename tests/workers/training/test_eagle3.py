@@ -82,7 +82,7 @@ def test_loss_and_gradients_equal_the_papers(draft_vocab: int, target: Any, docu
 def test_a_fault_of_one_place_shows(
     fault: str, target: Any, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The comparison above is not blind: each of these, one place off, moves the loss beyond ten times its tolerance."""
+    """The comparison above is not blind: each of these moves the loss beyond ten times its tolerance."""
     some = documents[2:5]
     drafter = drafter_for(target, documents, draft_vocab=60, steps=STEPS, noise=0.1)
     features = ComputedFeatures(target, some, drafter.feature_layers).of(range(len(some)))

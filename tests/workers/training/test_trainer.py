@@ -3,6 +3,8 @@ is refused."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from tests.support.training import answered, drafter_for, sure_target, trainer_for
 from workers.training.checkpoints import STATE, load_state
-from workers.training.errors import ChangedRun, Diverged
+from workers.training.errors import ChangedRun, Diverged, TrainingError
 from workers.training.features import ComputedFeatures, store_features
 from workers.training.packing import packs
 from workers.training.trainer import Trainer
@@ -102,3 +104,49 @@ def test_stored_features_are_those_that_are_computed(tmp_path: Path, target: Any
         assert torch.equal(a.final, b.final)
     with pytest.raises(ChangedRun, match="other answers or another target"):
         store_features(tmp_path, "b", target, documents, layers, budget=70)
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from tests.support.training import answered, sure_target, trainer_for
+target = sure_target()
+for point in trainer_for(Path(sys.argv[1]), target, answered(target), epochs=4).run():
+    print(point.progress.step, flush=True)
+"""
+
+
+def test_killed_and_resumed(tmp_path: Path, target: Any, documents: Any) -> None:
+    """With -9, at five places: while it learns, and while it saves, since it saves after every step."""
+    whole = trainer_for(tmp_path / "whole", target, documents, epochs=4)
+    assert len(list(whole.run())) > 12
+    for place in (1, 2, 4, 3, 1):
+        command = [sys.executable, "-c", _CHILD, str(tmp_path / "killed")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as child:
+            assert child.stdout is not None
+            for _ in range(place):
+                assert child.stdout.readline()
+            child.kill()
+    killed = trainer_for(tmp_path / "killed", target, documents, epochs=4)
+    assert 0 < killed.progress.step < whole.progress.step
+    for _ in killed.run():
+        pass
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(killed)[name]), name
+    assert not list((tmp_path / "killed").glob("*.partial"))
+
+
+def test_a_full_disk_leaves_the_last_state(target: Any, documents: Any, tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, target, documents, epochs=4)
+    steps = trainer.run()
+    for _ in range(3):
+        next(steps)
+    saved = (tmp_path / STATE).read_bytes()
+    (tmp_path / f"{STATE}.partial").symlink_to("/dev/full")
+    with pytest.raises(TrainingError, match=r"cannot be saved .* What was saved before is kept"):
+        for _ in steps:
+            pass
+    assert (tmp_path / STATE).read_bytes() == saved
+    assert [file.name for file in tmp_path.iterdir()] == [STATE]
+    for _ in trainer_for(tmp_path, target, documents, epochs=4).run():
+        pass
