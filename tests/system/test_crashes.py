@@ -11,8 +11,9 @@ import pytest
 
 from scheduler.daemon.publisher import CeleryPublisher
 from storage.records import ChunkMessage, JobState
-from tests.support.cluster.cluster import Cluster, wait_until
+from tests.support.cluster.cluster import Cluster
 from tests.support.services.brokers import BrokerServer
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.service
 

@@ -15,8 +15,9 @@ from amqp.basic_message import Message
 from scheduler.daemon.publisher import CeleryPublisher
 from storage.records import ChunkMessage, JobState
 from storage.wire import QUEUE_NAME, TASK_NAME
-from tests.support.cluster.cluster import Cluster, wait_until
+from tests.support.cluster.cluster import Cluster
 from tests.support.services.brokers import BrokerServer
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.service
 

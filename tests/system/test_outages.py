@@ -17,9 +17,10 @@ from psycopg import sql
 from sqlalchemy.engine import make_url
 
 from storage.records import ChunkState, Job, JobState
-from tests.support.cluster.cluster import Cluster, wait_until
+from tests.support.cluster.cluster import Cluster
 from tests.support.services.brokers import BrokerServer
 from tests.support.services.urls import POSTGRES
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.service
 

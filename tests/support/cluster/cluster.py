@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +29,11 @@ from storage.spec import JobSpec
 from storage.store.store import Store
 from tests.support.cluster.light_engine import engine_for
 from tests.support.records import claim_next
+from tests.support.waiting import wait_until
 from workers.chunks.chunk import process_chunk
 from workers.hosting.shared import EngineHosts
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE = 100.0
 LEASE = 2.0
 RUNNING = (ChunkState.RUNNING,)
 
@@ -184,10 +183,3 @@ class Cluster:
         path = self.folder / f"export-{job.name}.parquet"
         export_job(self.store, job.id, str(path), token_ids=True)
         return pq.read_table(path)
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain until {what}"
-        time.sleep(0.05)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from storage.records import ChunkState, JobState, Result, RowStatus
 from storage.store.store import Store
 from tests.support.fake_engine import Script
 from tests.support.jobs import claim, make_job, results, run_chunk, texts
+from tests.support.waiting import wait_until
 from workers.chunks.chunk import ChunkStatus, process_chunk
 from workers.engine.api.errors import ModelNotFound
 from workers.hosting.shared import EngineHosts
@@ -24,20 +24,6 @@ PROMPTS = [f"prompt {place}" for place in range(10)]
 @pytest.fixture
 def script() -> Script:
     return Script()
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor() as pool:
-        yield pool
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen within 30 s")
 
 
 def test_every_row_is_recorded_and_the_chunk_is_done(store: Store, tmp_path: Path, script: Script) -> None:

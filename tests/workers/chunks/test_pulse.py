@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import func, select
@@ -14,6 +12,7 @@ from storage.store.query import run_sql
 from storage.store.store import Store
 from tests.support.fake_engine import Script
 from tests.support.jobs import make_job, process_next
+from tests.support.waiting import wait_until
 from workers.chunks.pulse import Pulse, record_what_runs
 from workers.chunks.worker import Worker
 from workers.engine.api.config import EngineConfig, SpeculationConfig
@@ -24,14 +23,6 @@ from workers.hosting.shared import EngineHosts
 def num_samples(store: Store) -> int:
     counting = select(func.count()).select_from(engine_samples)
     return store.database.read(lambda connection: int(connection.execute(counting).scalar_one()))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen within 30 s")
 
 
 def test_a_worker_shows_that_it_lives_and_samples_its_engine_while_it_has_one(store: Store) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from storage.store.store import Store
 from tests.support.fake_engine import Script
 from tests.support.jobs import make_job, process_next, results, texts
 from tests.support.records import claim_next
+from tests.support.waiting import wait_until
 from workers.chunks.chunk import ChunkStatus
 from workers.chunks.worker import Draining, Worker
 from workers.hosting.interface import without_remote_code
@@ -32,20 +32,6 @@ def script() -> Script:
 def worker(store: Store, script: Script) -> Iterator[Worker]:
     with Worker(store, factory=script.factory) as worker:
         yield worker
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor() as pool:
-        yield pool
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen within 30 s")
 
 
 def message(store: Store, job: Job, place: int = 0) -> ChunkMessage:
