@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from storage.errors import Difference, InputChanged, InputNotFound, NotParquet
-from storage.files.locations import is_url, shown_size, shown_versions
-from storage.files.parquet import read_metadata, stat
+from storage.files.locations import is_url, shown_size, shown_versions, stat
+from storage.files.parquet import read_metadata
 from storage.records import InputFile
 
 ADVICE = "Put the old files back, or submit the new ones as a fresh job (--new)."

@@ -1,4 +1,4 @@
-"""Parquet files, wherever they are: finding them, and what they say about themselves."""
+"""Parquet files, wherever they are: opening them, and what they say about themselves."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pyarrow.parquet as pq
 
 from storage.errors import InputNotFound, NotParquet
 from storage.files.conversion import remedy
-from storage.files.locations import arrow_filesystem
-from storage.files.locations import list_files as list_files
-from storage.files.locations import stat as stat
+from storage.files.locations import arrow_filesystem, stat
 from storage.records import InputFile
 
 BUFFER = 1 << 20

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.errors import InputChanged, NotParquet
-from storage.files.locations import arrow_filesystem, is_url
-from storage.files.parquet import BUFFER, open_parquet, stat
+from storage.files.locations import arrow_filesystem, is_url, stat
+from storage.files.parquet import BUFFER, open_parquet
 
 IDLE_READERS = 6
 """Open files kept between calls, so that chunks read in order do not decode a row group from its start each time."""

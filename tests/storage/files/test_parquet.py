@@ -14,7 +14,7 @@ import pytest
 from storage.errors import InputChanged, InputNotFound, NotParquet
 from storage.files import parquet, scanning
 from storage.files.changes import require_unchanged
-from storage.files.locations import shown_versions
+from storage.files.locations import list_files, shown_versions
 
 
 def write(path: Path, num_rows: int, *, first: int = 0, group: int = 10, **columns: Any) -> str:
@@ -34,15 +34,15 @@ def test_files_directories_and_globs(tmp_path: Path) -> None:
     write(tmp_path / "_temporary/d.parquet", 1)
     write(tmp_path / ".hidden.parquet", 1)
     (tmp_path / "readme.txt").write_text("no")
-    assert parquet.list_files([str(tmp_path)]) == [a, b, c]
-    assert parquet.list_files([b, str(tmp_path / "*.parquet")]) == [b, a]
-    assert parquet.list_files([str(tmp_path / "**" / "c.parquet")]) == [c]
+    assert list_files([str(tmp_path)]) == [a, b, c]
+    assert list_files([b, str(tmp_path / "*.parquet")]) == [b, a]
+    assert list_files([str(tmp_path / "**" / "c.parquet")]) == [c]
 
 
 def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = write(tmp_path / "a.parquet", 1)
     monkeypatch.chdir(tmp_path)
-    assert parquet.list_files(["a.parquet"]) == parquet.list_files(["."]) == [a]
+    assert list_files(["a.parquet"]) == list_files(["."]) == [a]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_is_not_there_is_named(tmp_path: Path, name: str, message: str) -> 
     write(tmp_path / "prompts.parquet", 1)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputNotFound, match=message):
-        parquet.list_files([str(tmp_path / name)])
+        list_files([str(tmp_path / name)])
 
 
 def test_remote_files_through_fsspec() -> None:
@@ -67,25 +67,21 @@ def test_remote_files_through_fsspec() -> None:
         with memory.open(name, "wb") as file:
             pq.write_table(pa.table({"id": [1, 2, 3]}), file)
     urls = ["memory://parquet-tests/a.parquet", "memory://parquet-tests/b.parquet"]
-    assert (
-        parquet.list_files(["memory://parquet-tests"])
-        == parquet.list_files(["memory://parquet-tests/*.parquet"])
-        == urls
-    )
-    assert parquet.list_files([urls[1]]) == [urls[1]]
+    assert list_files(["memory://parquet-tests"]) == list_files(["memory://parquet-tests/*.parquet"]) == urls
+    assert list_files([urls[1]]) == [urls[1]]
     metadata = parquet.read_metadata(urls[0])
     assert (metadata.num_rows, metadata.schema.names) == (3, ["id"])
     assert ids_of(scanning.read_rows(urls[0], 1, 2)) == [2, 3]
     require_unchanged(metadata.as_input_file(0, 0))
     with pytest.raises(InputNotFound, match="memory://parquet-tests/none"):
-        parquet.list_files(["memory://parquet-tests/none.parquet"])
+        list_files(["memory://parquet-tests/none.parquet"])
     with pytest.raises(InputNotFound, match="memory://parquet-tests/none"):
         parquet.read_metadata("memory://parquet-tests/none.parquet")
 
 
 def test_an_unknown_scheme_is_named() -> None:
     with pytest.raises(InputNotFound, match="nonsense://x"):
-        parquet.list_files(["nonsense://x/y.parquet"])
+        list_files(["nonsense://x/y.parquet"])
 
 
 def test_metadata(tmp_path: Path) -> None:
