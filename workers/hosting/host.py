@@ -113,12 +113,6 @@ class Session:
         self._streams: set[Future[None]] = set()
         self._outbox: queue.SimpleQueue[Completion | Exception] = queue.SimpleQueue()
 
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     @property
     def room(self) -> int:
         """Requests that may be sent before the bound on requests in flight is reached."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 
 import pytest
@@ -24,7 +25,7 @@ def requests(*texts: str) -> list[Request]:
 def generate(host: EngineHost, requests: Iterable[Request]) -> Iterator[Completion]:
     """Completions in finishing order, the session kept full; closing the generator aborts what runs."""
     source = iter(requests)
-    with host.session() as session:
+    with closing(host.session()) as session:
         while True:
             if session.room >= session.refill and (batch := list(islice(source, session.room))):
                 session.send(batch)
@@ -93,7 +94,7 @@ def test_what_was_answered_before_the_failure_is_not_lost(host: EngineHost) -> N
 
 
 def test_receive_gives_up_after_its_timeout(host: EngineHost) -> None:
-    with host.session() as session:
+    with closing(host.session()) as session:
         session.send(requests("HOLD"))
         assert session.receive(0.01) == []
         assert session.in_flight == 1
